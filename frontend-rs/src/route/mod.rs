@@ -1,0 +1,23 @@
+//! From validated token-id requests to workers and back.
+
+mod request;
+
+pub use request::*;
+
+use std::sync::Arc;
+
+use crate::model::ModelEntry;
+
+/// The HTTP side's only view of the workers. The real one routes to worker processes over the arena; tests of HTTP
+/// behaviour may use one that misbehaves on purpose.
+pub trait Backend: Send + Sync + 'static {
+    /// Hands a sequence to the least loaded worker that hosts its model.
+    fn submit(&self, request: Generate) -> Result<Generation, SubmitError>;
+    fn models(&self) -> Vec<Arc<ModelEntry>>;
+    /// One line per worker that does not make progress; empty = ready.
+    fn not_ready(&self) -> Vec<String>;
+    /// True after SIGTERM.
+    fn draining(&self) -> bool;
+    /// The Prometheus text exposition of everything.
+    fn metrics(&self) -> String;
+}

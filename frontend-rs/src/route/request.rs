@@ -1,0 +1,131 @@
+//! What the HTTP side hands to the router, and what it gets back.
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+
+use crate::model::ModelEntry;
+
+/// Sampling parameters of one sequence, validated. Field meanings: `docs/design/protocol.md`, SUBMIT.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sampling {
+    pub temperature: f32,
+    pub top_k: u32,
+    pub top_p: f32,
+    pub min_p: f32,
+    pub repetition_penalty: f32,
+    pub presence_penalty: f32,
+    pub frequency_penalty: f32,
+    pub seed: u64,
+    pub logit_bias: Vec<(u32, f32)>,
+    /// `Some(n)`: the sampled token's log-probability and `n` alternatives.
+    pub logprobs: Option<u32>,
+}
+
+/// One sequence to generate: token ids in, token ids out. The router never sees text.
+#[derive(Debug, Clone)]
+pub struct Generate {
+    pub model: Arc<ModelEntry>,
+    pub prompt: Vec<u32>,
+    pub max_tokens: u32,
+    pub min_tokens: u32,
+    /// End ids; empty with `ignore_eos`.
+    pub stop_ids: Vec<u32>,
+    pub sampling: Sampling,
+    pub prompt_logprobs: Option<u32>,
+}
+
+/// A token's log-probability with the most likely alternatives.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenLogprob {
+    pub logprob: f32,
+    pub top: Vec<(u32, f32)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinishReason {
+    Stop,
+    Length,
+    Abort,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub prompt: u32,
+    pub completion: u32,
+    pub cached: u32,
+}
+
+/// What happens to a submitted sequence. Exactly one of `Done` and `Failed` comes, and it comes last.
+#[derive(Debug, Clone)]
+pub enum Event {
+    Token {
+        id: u32,
+        logprob: Option<TokenLogprob>,
+    },
+    Done {
+        reason: FinishReason,
+        usage: Usage,
+        /// One entry a prompt position, the first is `None`; empty unless asked for.
+        prompt_logprobs: Vec<Option<TokenLogprob>>,
+    },
+    Failed(Failure),
+}
+
+/// Why a sequence ended without a result.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Failure {
+    /// Machine-readable, for example `worker_died`, `timeout`, `slow_client`.
+    pub code: String,
+    pub message: String,
+    pub param: Option<String>,
+    /// The same request may succeed if it is sent again.
+    pub retryable: bool,
+}
+
+/// Why a sequence was not taken.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// 429: the limit on requests in flight or the queue is full.
+    #[error("{limit} requests are in flight already; try again in {retry_after_s} s")]
+    Busy { limit: usize, retry_after_s: u64 },
+    /// 503: no worker that hosts the model is up.
+    #[error("no worker is ready for model '{model}'; try again in {retry_after_s} s")]
+    NotReady { model: String, retry_after_s: u64 },
+    /// 503: the server drains after SIGTERM.
+    #[error("the server is shutting down")]
+    Draining,
+}
+
+/// A running sequence. Dropping it aborts the sequence if it has not ended, so that a client that goes away frees its
+/// row and pages at once.
+pub struct Generation {
+    pub(super) events: mpsc::UnboundedReceiver<Event>,
+    /// Runs when the generation is dropped; the router put the abort there.
+    pub(super) _abort: AbortOnDrop,
+}
+
+impl Generation {
+    /// The next event, or `None` after the terminal one.
+    pub async fn next(&mut self) -> Option<Event> {
+        self.events.recv().await
+    }
+}
+
+/// Calls its function once, on drop.
+pub struct AbortOnDrop(Option<Box<dyn FnOnce() + Send>>);
+
+impl AbortOnDrop {
+    pub fn new(f: impl FnOnce() + Send + 'static) -> Self {
+        Self(Some(Box::new(f)))
+    }
+}
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        if let Some(f) = self.0.take() {
+            f();
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! The shared-memory arena between the front end and its peers.

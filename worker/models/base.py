@@ -1,0 +1,110 @@
+"""What a model is to the worker: pools, walks, a forward pass over a batch of rows.
+
+A model never sees requests, pages or the scheduler. It declares the pools that it needs and the walks that it has, and
+computes hidden states and logits for a :class:`Batch`, whose pools are already bound to the rows that take part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from denizen.worker.attention.base import AttentionStep
+    from denizen.worker.models.checkpoint import Checkpoint, Progress
+
+#: Span of a stream that writes as many positions as the step has tokens for the row (prefill).
+RAGGED = -1
+
+
+@dataclass(frozen=True)
+class KvPoolSpec:
+    """A paged KV pool: ``layers`` layers of keys and values, each ``[pages, page_size, kv_heads, head_dim]``."""
+
+    key: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """One tensor of a recurrent-state pool: ``[layers, slots, *shape]``; ``dtype`` None = the model's."""
+
+    name: str
+    layers: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None = None
+
+
+@dataclass(frozen=True)
+class StatePoolSpec:
+    """A recurrent-state pool: one slot a request, each slot holds every tensor in ``tensors``."""
+
+    key: str
+    tensors: tuple[StateSpec, ...]
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A named way through a model. ``streams`` maps a KV pool's key to its span: positions written a row and step.
+
+    ``RAGGED`` = one a token of the row; 0 = the pool is read only in this walk.
+    """
+
+    name: str
+    streams: Mapping[str, int]
+
+
+@dataclass
+class Batch:
+    """One step of one walk. All tensors are on the model's device.
+
+    Row ``i`` of the batch owns tokens ``cu_seqlens[i]:cu_seqlens[i + 1]``. In a decode walk every row has one token.
+    Padding rows have slot 0 (the null row); in a prefill walk there are none.
+    """
+
+    walk: str
+    slots: torch.Tensor  #: int32 [B], rows of the device tables
+    token_ids: torch.Tensor  #: int64 [T]
+    positions: torch.Tensor  #: int64 [T], absolute position of each token in its request
+    cu_seqlens: torch.Tensor  #: int32 [B + 1]
+    max_seqlen: int  #: most new tokens of one row
+    attention: Mapping[str, AttentionStep]  #: by KV pool key, bound to this step's pages and lengths
+    state: Mapping[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
+    #: by state pool key: tensor name -> ``[layers, slots, *shape]``, updated in place
+    state_slots: Mapping[str, torch.Tensor] = field(default_factory=dict)  #: by state pool key: int32 [B]
+    fresh: torch.Tensor | None = None
+    #: bool [B]: the row's recurrent state starts from zero in this step, whatever the slot holds (first chunk)
+
+
+class Model(Protocol):
+    """A loaded model."""
+
+    family: str
+    kind: str  #: "text"
+    vocab_size: int
+    context_length: int
+    kv_pools: tuple[KvPoolSpec, ...]
+    state_pools: tuple[StatePoolSpec, ...]
+    walks: Mapping[str, Walk]  #: "prefill" and "decode" at least
+    resident_walks: frozenset[str]
+
+    @classmethod
+    def load(
+        cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, progress: Progress | None = None
+    ) -> Model:
+        """Builds the model and reads its weights; ``progress(done_bytes, total_bytes)`` is called as they arrive."""
+        ...
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Hidden states after the last norm, ``[T, hidden]``; writes KV and recurrent state of the batch's rows."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """fp32 logits ``[N, vocab_size]`` of hidden states ``[N, hidden]``."""
+        ...
