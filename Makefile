@@ -1,0 +1,91 @@
+# The developer loop. `make help` lists the targets; every one does its own set-up.
+
+PYTHON ?= python3
+HOST ?= 127.0.0.1
+PORT ?= 8000
+MODEL ?=
+DEVICE ?=
+
+VENV := $(CURDIR)/.venv
+PY := $(VENV)/bin/python
+CARGO_FLAGS := --release --locked
+
+export VIRTUAL_ENV := $(VENV)
+export PATH := $(VENV)/bin:$(PATH)
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYO3_PYTHON := $(PY)
+
+RUST_SOURCES := $(shell find frontend-rs/src shm/src shm/binding -name '*.rs' 2>/dev/null) \
+	Cargo.toml Cargo.lock frontend-rs/Cargo.toml shm/Cargo.toml shm/binding/Cargo.toml
+
+.DEFAULT_GOAL := help
+.PHONY: help serve setup test test-rust test-python lint format wheel clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+serve: $(VENV)/.installed ## serve a model: PORT=8000 MODEL=NAME=PATH_OR_HUB_ID DEVICE=cpu
+	exec denizen serve --host $(HOST) --port $(PORT) $(if $(MODEL),--model $(MODEL)) $(if $(DEVICE),--devices $(DEVICE))
+
+setup: $(VENV)/.installed $(VENV)/.tools ## create .venv and build and install everything
+
+test: test-rust test-python ## run all tests
+
+test-rust: $(VENV)/.installed
+	@echo "== Rust tests"
+	@if cargo nextest --version >/dev/null 2>&1; then \
+		cargo nextest run $(CARGO_FLAGS) -p denizen-shm -p denizen-frontend --no-fail-fast; \
+	else \
+		cargo test $(CARGO_FLAGS) -p denizen-shm -p denizen-frontend --no-fail-fast; \
+	fi
+
+test-python: $(VENV)/.installed $(VENV)/.tools
+	@echo "== Python tests"
+	$(PY) -m pytest
+
+lint: $(VENV)/.installed $(VENV)/.tools ## rustfmt, clippy, ruff, mypy
+	cargo fmt --all --check
+	cargo clippy $(CARGO_FLAGS) --workspace --all-targets -- -D warnings
+	ruff check .
+	ruff format --check .
+	cd python && mypy -p denizen
+
+format: $(VENV)/.tools ## rewrite the sources in the house format
+	cargo fmt --all
+	ruff check --fix --quiet . ; ruff format .
+
+wheel: dist-data/scripts/denizen $(VENV)/.python ## build dist/*.whl: binary, extension and Python packages
+	maturin build --release --locked --out dist
+
+clean: ## remove everything that was built, .venv too
+	rm -rf target dist dist-data/scripts/denizen .venv python/denizen/_native*.so
+
+# --- set-up steps, each with its own stamp ---
+
+$(VENV)/.python: constraints.txt
+	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust 1.85 or newer (rustup.rs), then run make again" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) --version 2>&1): run make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "== Creating .venv"
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet maturin
+	@touch $@
+
+dist-data/scripts/denizen: $(RUST_SOURCES)
+	@echo "== Building the denizen binary (a few minutes the first time)"
+	cargo build $(CARGO_FLAGS) -p denizen-frontend
+	@mkdir -p $(@D)
+	cp target/release/denizen $@
+
+# The extension, the Python packages (editable) and all that serving needs.
+$(VENV)/.installed: $(VENV)/.python dist-data/scripts/denizen pyproject.toml
+	@echo "== Installing Denizen and its dependencies (PyTorch is a large download the first time)"
+	maturin develop --release --locked --extras serve
+	@touch $@
+
+# What only tests, benchmarks and linters need.
+$(VENV)/.tools: $(VENV)/.installed
+	@echo "== Installing the development tools"
+	maturin develop --release --locked --extras test,bench,lint
+	@touch $@
