@@ -14,7 +14,7 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 from denizen.worker.messages import (
     SCHEMA,
     Abort,
@@ -177,7 +177,7 @@ def decode(data: bytes) -> Envelope | None:
     if body is None:
         return None
     try:
-        return Envelope(request, sequence, body.read(Fields(body.KIND.name, message[4] if message[4] else {})))
+        return Envelope(request, sequence, body.read(Fields(body.KIND.name, {} if message[4] is None else message[4])))
     except ProtocolError as error:
         raise ProtocolError(str(error), request=request) from None
 
