@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-import torch
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import torch
     from denizen.worker.attention.base import AttentionStep
     from denizen.worker.models.checkpoint import Checkpoint, Progress
 
