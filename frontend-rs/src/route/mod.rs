@@ -1,5 +1,6 @@
 //! From validated token-id requests to workers and back.
 
+pub mod envelope;
 mod request;
 
 pub use request::*;

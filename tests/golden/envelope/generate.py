@@ -1,7 +1,7 @@
 """Writes the golden envelopes: ``python tests/golden/envelope/generate.py`` (with ``denizen`` importable).
 
-``CASES`` are canonical: encoding the body gives exactly these bytes, in Python and in Rust. ``FOREIGN`` are what another
-version of a peer may send and what must still be understood. Change them only together with the protocol.
+``CASES`` are canonical: encoding the body gives exactly these bytes, in Python and in Rust. ``FOREIGN`` are what
+another version of a peer may send and what must still be understood. Change them only together with the protocol.
 """
 
 from __future__ import annotations
