@@ -1,0 +1,5 @@
+"""A worker without a model, for tests of everything in front of it: ``python -m denizen.worker.stub``.
+
+It speaks the whole protocol, batches continuously within the same limits as a real worker, and answers with tokens that
+are a function of the prompt. It can also misbehave on purpose; see :mod:`denizen.worker.stub.options`.
+"""

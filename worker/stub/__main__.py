@@ -1,0 +1,237 @@
+"""``python -m denizen.worker.stub --fd N --config JSON``: see :mod:`denizen.worker.stub`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from denizen import __version__, _native
+from denizen.worker import lifeline
+from denizen.worker.config import WorkerConfig
+from denizen.worker.protocol import (
+    Abort,
+    Body,
+    Bye,
+    Done,
+    Drain,
+    Error,
+    Hello,
+    Load,
+    Ready,
+    ReadyModel,
+    Stats,
+    Submit,
+    TokenRow,
+    decode,
+    encode,
+    encode_tokens,
+)
+from denizen.worker.stub.engine import Engine
+from denizen.worker.stub.options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+LOAD, PREFILL, DECODE, IDLE = 0, 2, 3, 4  # phases of the arena's heartbeat
+STATS_SECONDS = 0.25
+LOAD_BYTES = 100 << 20
+
+
+def shape(path: str) -> tuple[int, int]:
+    """Context length and vocabulary that the checkpoint's config.json gives."""
+    config = json.loads((Path(path) / "config.json").read_text())
+    config = config.get("text_config", config)
+    return int(config.get("max_position_embeddings", 4096)), int(config.get("vocab_size", 32000))
+
+
+class Stub:
+    """The loop: receive, step, send; and the faults."""
+
+    def __init__(self, arena: _native.Arena, config: WorkerConfig, options: Options) -> None:
+        self._arena = arena
+        self._config = config
+        self._options = options
+        self._fault = options.fault
+        self._sequence = 0
+        self._outbox: deque[bytes] = deque()  # what the ring had no room for
+        self._tokens = 0
+        self._draining = False
+        self._stats = Stats()
+        self._stats_at = 0.0
+        shapes = [shape(model.path) for model in config.models]
+        context = min((context for context, _ in shapes), default=4096)
+        self._context = min(context, config.scheduler.max_context or context)
+        self._vocab = min((vocab for _, vocab in shapes), default=32000)
+        self._kv_tokens = config.pools.kv_tokens or 1 << 20
+        self._engine = Engine(
+            config.scheduler.max_rows, self._kv_tokens, config.pools.page_size, self._context, self._vocab
+        )
+
+    def run(self) -> None:
+        self._start()
+        while True:
+            self._receive()
+            if self._draining and not self._engine.busy:
+                break
+            if self._engine.busy and not self._outbox:
+                self._step()
+            self._report()
+        self._report(at_once=True)
+        self._send(Bye("drained"))
+        while self._outbox:
+            self._receive()
+
+    def _start(self) -> None:
+        self._send(
+            Hello(version=__version__, pid=os.getpid(), python=platform.python_version(), device=self._config.device)
+        )
+        self._arena.set_phase(LOAD)
+        self._misbehave("load")
+        if self._options.load_ms:
+            for tenth in range(1, 11):
+                time.sleep(self._options.load_ms / 10_000)
+                for model in self._config.models:
+                    self._send(Stats(load=Load(model.name, LOAD_BYTES * tenth // 10, LOAD_BYTES)))
+        models = tuple(
+            ReadyModel(
+                model.name,
+                family="stub",
+                context=self._context,
+                vocab=self._vocab,
+                rows=self._config.scheduler.max_rows,
+                kv_tokens=self._kv_tokens,
+            )
+            for model in self._config.models
+        )
+        self._arena.set_phase(IDLE)
+        self._send(Ready(models, credits=4 * self._config.scheduler.max_rows))
+
+    def _receive(self) -> None:
+        """Handles what has come; waits only if there is nothing else to do."""
+        timeout = 0
+        if not self._engine.busy:
+            timeout = -1
+            if self._stats != self._engine.stats():
+                timeout = max(0, int((self._stats_at + STATS_SECONDS - time.monotonic()) * 1000) + 1)
+        if self._outbox:
+            timeout = 1
+        for data, _ in self._arena.recv(256, timeout):
+            envelope = decode(data)
+            if envelope is None:
+                continue
+            body = envelope.body
+            if isinstance(body, Submit):
+                self._submit(envelope.request, body)
+            elif isinstance(body, Abort) and not self._has("deaf"):
+                done = self._engine.abort(envelope.request)
+                if done is not None:
+                    self._send(done, envelope.request)
+            elif isinstance(body, (Drain, Bye)):
+                self._draining = True
+        self._flush()
+
+    def _submit(self, request: int, submit: Submit) -> None:
+        refusal = self._engine.submit(request, submit)
+        if self._has("error"):
+            self._engine.abort(request)
+            refusal = Error("stub_error", "the stub was told to fail", retryable=True)
+        if refusal is not None:
+            self._send(refusal, request)
+
+    def _step(self) -> None:
+        if self._engine.admit():
+            self._arena.set_phase(PREFILL)
+            self._misbehave("prefill")
+        self._arena.set_phase(DECODE)
+        if self._options.step_ms:
+            time.sleep(self._options.step_ms / 1000)
+        if self._tokens >= (self._fault.after_tokens if self._fault else 0):
+            self._misbehave("decode")
+        rows, ended = self._engine.step()
+        self._tokens += len(rows)
+        self._send_tokens(rows)
+        for request, done in ended:
+            self._send(done, request)
+            if self._has("double"):
+                self._send_tokens([TokenRow(request, done.completion, 0)])
+                self._send(Done("length"), request)
+        if not self._engine.busy:
+            self._arena.set_phase(IDLE)
+
+    def _report(self, at_once: bool = False) -> None:
+        stats = self._engine.stats()
+        now = time.monotonic()
+        if stats != self._stats and (at_once or now - self._stats_at >= STATS_SECONDS):
+            self._stats, self._stats_at = stats, now
+            self._send(stats)
+
+    def _has(self, kind: str) -> bool:
+        return self._fault is not None and self._fault.kind == kind
+
+    def _misbehave(self, when: str) -> None:
+        fault = self._fault
+        if fault is None or fault.when != when:
+            return
+        if fault.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif fault.kind == "exit":
+            sys.exit("the stub was told to exit")
+        elif fault.kind in ("hang", "stubborn"):
+            if fault.kind == "stubborn":
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            while True:
+                time.sleep(60)
+        elif fault.kind == "garbage":
+            self._post(b"\xc1 this is no envelope")
+
+    def _send(self, body: Body, request: int = 0) -> None:
+        self._post(encode(body, request=request, sequence=self._sequence))
+
+    def _send_tokens(self, rows: Sequence[TokenRow]) -> None:
+        for data in encode_tokens(rows, self._sequence):
+            self._post(data)
+
+    def _post(self, data: bytes) -> None:
+        self._sequence += 1
+        self._outbox.append(data)
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._outbox:
+                self._arena.send(self._outbox[0])
+                self._outbox.popleft()
+        except _native.ArenaFull:
+            return
+
+
+def main() -> None:
+    """Entry point; ends with status 0 when drained or when the front end has gone."""
+    parser = argparse.ArgumentParser(prog="python -m denizen.worker.stub", description=__doc__)
+    parser.add_argument("--fd", type=int, required=True, help="this side's end of the inherited socketpair")
+    parser.add_argument("--config", required=True, help="JSON, see docs/design/protocol.md")
+    parser.add_argument("--stub", default=os.environ.get("DENIZEN_STUB", ""), help="JSON, see stub/options.py")
+    arguments = parser.parse_args()
+    lifeline.hold(arguments.fd)
+    config = WorkerConfig.from_json(arguments.config)
+    options = Options.from_json(arguments.stub, config.worker)
+    if options.fault is not None and options.fault.when == "start":
+        sys.exit("the stub was told to exit")
+    try:
+        arena = _native.Arena.attach(arguments.fd)
+        Stub(arena, config, options).run()
+        arena.close()
+    except _native.PeerGone:
+        return
+
+
+if __name__ == "__main__":
+    main()
