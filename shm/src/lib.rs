@@ -1,1 +1,101 @@
-//! The shared-memory arena between the front end and its peers.
+//! The shared-memory arena between the front end and its peers: a pair of objects, each written by one side only, with
+//! a ring of small descriptors, a slab for what does not fit into them, and doorbells for sleepers.
+//!
+//! # Layout
+//!
+//! | file | what |
+//! |---|---|
+//! | `layout` | where what lies in an object: the one definition |
+//! | `header` | an object's identity and its check |
+//! | `memory`, `mapping` | access to shared bytes: the trait, and the real thing (`unsafe`) |
+//! | `descriptor`, `slab` | a ring entry; payloads in slots and chains |
+//! | `sender`, `receiver` | the two halves of a direction, free of system calls: what loom, proptest and Miri run |
+//! | `doorbell`, `heartbeat` | waking; signs of life |
+//! | `object`, `sweep` | named objects in `/dev/shm`, leftovers |
+//! | `rendezvous` | attach message and answer over the inherited socket |
+//! | `endpoint`, `host`, `peer` | the two ends |
+//! | `sys` | system calls without a safe wrapper (`unsafe`) |
+//!
+//! # The front end
+//!
+//! ```no_run
+//! # use denizen_shm::{Config, HostEnd};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! denizen_shm::sweep()?; // once, at start
+//! let (host, child) = HostEnd::create(&Config::text("worker 0", 1))?;
+//! let mut command = std::process::Command::new("python");
+//! command.args(["-m", "denizen.worker", "--fd", "3"]);
+//! child.inherit(&mut command, 3); // tokio: command.as_std_mut()
+//! let process = command.spawn()?;
+//! drop(command); // it holds the child's end of the socket
+//! host.send(b"hello", None)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # An async consumer
+//!
+//! One task receives. It drains, arms, and sleeps only if `arm` says so; whatever ends the sleep, it disarms:
+//!
+//! ```text
+//! let bell = AsyncFd::with_interest(host.doorbell_fd().try_clone_to_owned()?, Interest::READABLE)?;
+//! let socket = AsyncFd::with_interest(host.socket_fd().try_clone_to_owned()?, Interest::READABLE)?;
+//! loop {
+//!     while let Some(message) = host.try_recv()? { handle(message); }
+//!     if !host.arm()? { continue; }             // something arrived meanwhile
+//!     let link = tokio::select! {
+//!         ready = bell.readable() => {
+//!             host.disarm()?;                   // first clear the eventfd …
+//!             ready?.clear_ready();             // … then tokio's note of it: a ring in between is not lost
+//!             continue;
+//!         }
+//!         ready = socket.readable() => {
+//!             host.disarm()?;
+//!             let link = host.poll_socket()?;
+//!             ready?.clear_ready();             // at end of file this branch breaks out, below
+//!             link
+//!         }
+//!     };
+//!     if link == Link::Gone {
+//!         while let Some(message) = host.try_recv()? { handle(message); }   // what it published before it died
+//!         break;
+//!     }
+//! }
+//! ```
+//!
+//! `send` may be called from any thread at any time. Drain in slices and yield if other tasks share the thread.
+
+mod config;
+mod descriptor;
+mod doorbell;
+mod endpoint;
+mod error;
+mod failpoint;
+mod heartbeat;
+mod host;
+mod mapping;
+mod object;
+mod peer;
+mod rendezvous;
+mod sweep;
+mod sys;
+
+pub mod header;
+pub mod layout;
+pub mod memory;
+pub mod receiver;
+pub mod sender;
+pub mod slab;
+
+pub use config::{Config, Direction};
+pub use descriptor::Descriptor;
+pub use doorbell::{Doorbell, EventDoorbell};
+pub use endpoint::{Link, Stats};
+pub use error::{ArenaError, PeerInfo, Result};
+pub use heartbeat::{Heartbeat, Phase};
+pub use host::{ChildEnd, HostEnd};
+pub use object::shm_space;
+pub use peer::PeerEnd;
+pub use receiver::Message;
+pub use rendezvous::{Answer, Attach};
+pub use sweep::{sweep, Swept};

@@ -1,0 +1,411 @@
+//! What both ends of a pair have in common: send, receive, sleep and wake, notice the other's death.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use crate::doorbell::{poll_for, Doorbell, EventDoorbell};
+use crate::error::{ArenaError, PeerInfo, Result};
+use crate::header::state;
+use crate::heartbeat::{look, Heartbeat};
+use crate::layout::{header, Layout};
+use crate::mapping::Mapping;
+use crate::memory::Memory;
+use crate::receiver::{Message, Receiver};
+use crate::rendezvous::{receive, Packet};
+use crate::sender::{Sender, Unsent};
+
+/// Counts since creation, and how full things are now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    pub sent: u64,
+    pub received: u64,
+    /// Envelope and attachment bytes.
+    pub bytes_sent: u64,
+    pub bytes_received: u64,
+    /// Times this side woke its peer.
+    pub rings: u64,
+    /// Times this side slept.
+    pub sleeps: u64,
+    pub ring_full: u64,
+    pub slab_full: u64,
+    /// Slab slots that the peer handed back without holding them.
+    pub bad_returns: u64,
+    /// Messages that the peer has not taken.
+    pub out_depth: u64,
+    /// Messages that wait for this side.
+    pub in_depth: u64,
+    pub slots_in_use: u64,
+    pub slab_free: u64,
+    pub slab_total: u64,
+}
+
+/// Whether the peer is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// Created; the peer has not attached yet.
+    Waiting,
+    Up,
+    /// The socket reached its end: the peer has closed or died. What it published before can still be received.
+    Gone,
+}
+
+#[derive(Default)]
+struct Counters {
+    sent: AtomicU64,
+    received: AtomicU64,
+    bytes_sent: AtomicU64,
+    bytes_received: AtomicU64,
+    rings: AtomicU64,
+    sleeps: AtomicU64,
+    ring_full: AtomicU64,
+    slab_full: AtomicU64,
+}
+
+fn count(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
+
+type Shared = Arc<Mapping>;
+
+/// One end of a pair. The front end's [`crate::HostEnd`] and the worker's [`crate::PeerEnd`] are built on it.
+pub(crate) struct Endpoint {
+    /// The peer's name in messages.
+    peer_name: String,
+    own: Shared,
+    peer: Shared,
+    layout: Layout,
+    sender: Mutex<Sender<Shared, Shared>>,
+    receiver: Mutex<Receiver<Shared, Shared>>,
+    /// Rung by the peer.
+    bell_in: EventDoorbell,
+    /// Rings the peer.
+    bell_out: EventDoorbell,
+    socket: OwnedFd,
+    gone: AtomicBool,
+    woken: AtomicBool,
+    closed: AtomicBool,
+    peer_pid: AtomicU32,
+    owner: u32,
+    counters: Counters,
+}
+
+pub(crate) struct Parts {
+    pub peer_name: String,
+    pub own: Mapping,
+    pub peer: Mapping,
+    pub layout: Layout,
+    pub peer_layout: Layout,
+    pub epoch: u64,
+    pub bell_in: EventDoorbell,
+    pub bell_out: EventDoorbell,
+    pub socket: OwnedFd,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic cannot leave sender or receiver half changed in a way that their own checks would not find.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Endpoint {
+    pub fn new(parts: Parts) -> Self {
+        let (own, peer) = (Arc::new(parts.own), Arc::new(parts.peer));
+        let sender = Sender::new(
+            Arc::clone(&own),
+            Arc::clone(&peer),
+            parts.layout,
+            parts.peer_layout,
+            parts.epoch,
+        );
+        let receiver = Receiver::new(
+            Arc::clone(&own),
+            Arc::clone(&peer),
+            parts.layout,
+            parts.peer_layout,
+            parts.epoch,
+        );
+        Endpoint {
+            peer_name: parts.peer_name,
+            own,
+            peer,
+            layout: parts.layout,
+            sender: Mutex::new(sender),
+            receiver: Mutex::new(receiver),
+            bell_in: parts.bell_in,
+            bell_out: parts.bell_out,
+            socket: parts.socket,
+            gone: AtomicBool::new(false),
+            woken: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            peer_pid: AtomicU32::new(0),
+            owner: std::process::id(),
+            counters: Counters::default(),
+        }
+    }
+
+    pub fn own(&self) -> &Shared {
+        &self.own
+    }
+
+    pub fn bell_in(&self) -> &EventDoorbell {
+        &self.bell_in
+    }
+
+    pub fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    pub fn gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    pub fn set_gone(&self) {
+        self.gone.store(true, Ordering::Release);
+    }
+
+    pub fn peer_pid(&self) -> u32 {
+        self.peer_pid.load(Ordering::Relaxed)
+    }
+
+    /// Take the peer's pid from its object's header: it is there when the object's owner came first.
+    pub fn note_peer_pid(&self) {
+        self.set_peer_pid(self.peer.load(header::WRITER_PID) as u32);
+    }
+
+    pub fn into_socket(self) -> OwnedFd {
+        self.socket
+    }
+
+    pub fn set_peer_pid(&self, pid: u32) {
+        self.peer_pid.store(pid, Ordering::Relaxed);
+    }
+
+    pub fn heartbeat(&self) -> Heartbeat {
+        look(&self.peer)
+    }
+
+    /// In a forked child: this arena is not the child's to touch.
+    pub fn forked(&self) -> bool {
+        self.owner != std::process::id()
+    }
+
+    pub fn check_usable(&self) -> Result<()> {
+        if self.forked() {
+            return Err(ArenaError::Forked { owner: self.owner });
+        }
+        if self.closed.load(Ordering::Acquire) {
+            return Err(ArenaError::Closed);
+        }
+        Ok(())
+    }
+
+    /// Who the peer is and how it does, for an error message.
+    pub fn peer_info(&self) -> PeerInfo {
+        PeerInfo {
+            name: self.peer_name.clone(),
+            pid: self.peer_pid(),
+            depth: self
+                .own
+                .load(header::TAIL)
+                .wrapping_sub(self.peer.load(header::HEAD)),
+            beat_age: self.heartbeat().beat_age,
+        }
+    }
+
+    pub fn peer_gone(&self) -> ArenaError {
+        let why = if self.peer.load(header::STATE) == state::CLOSED {
+            "it closed the arena"
+        } else {
+            "its socket reached end of file without a close, so it died or was killed"
+        };
+        ArenaError::PeerGone {
+            peer: self.peer_info(),
+            why,
+        }
+    }
+
+    pub fn send(&self, envelope: &[u8], attachment: Option<&[u8]>) -> Result<()> {
+        self.check_usable()?;
+        if self.gone() {
+            return Err(self.peer_gone());
+        }
+        let sent = lock(&self.sender).send(envelope, attachment);
+        let ring = sent.map_err(|unsent| self.explain(unsent))?;
+        count(&self.counters.sent, 1);
+        let len = envelope.len() + attachment.map_or(0, <[u8]>::len);
+        count(&self.counters.bytes_sent, len as u64);
+        if ring {
+            count(&self.counters.rings, 1);
+            self.bell_out.ring()?;
+        }
+        Ok(())
+    }
+
+    fn explain(&self, unsent: Unsent) -> ArenaError {
+        match unsent {
+            Unsent::RingFull { capacity } => {
+                count(&self.counters.ring_full, 1);
+                ArenaError::RingFull {
+                    peer: self.peer_info(),
+                    capacity,
+                }
+            }
+            Unsent::SlabFull { need, free, total } => {
+                count(&self.counters.slab_full, 1);
+                ArenaError::SlabFull {
+                    peer: self.peer_info(),
+                    need,
+                    free,
+                    total,
+                }
+            }
+            Unsent::TooLarge { len, max } => ArenaError::TooLarge { len, max },
+            Unsent::Corrupt(what) => ArenaError::Corrupt(what),
+        }
+    }
+
+    pub fn try_recv(&self) -> Result<Option<Message>> {
+        self.check_usable()?;
+        self.take(&mut lock(&self.receiver))
+    }
+
+    fn take(&self, receiver: &mut Receiver<Shared, Shared>) -> Result<Option<Message>> {
+        let message = receiver.try_recv()?;
+        if let Some(message) = &message {
+            count(&self.counters.received, 1);
+            let len = message.envelope.len() + message.attachment.as_ref().map_or(0, Vec::len);
+            count(&self.counters.bytes_received, len as u64);
+        }
+        Ok(message)
+    }
+
+    pub fn arm(&self) -> Result<bool> {
+        self.check_usable()?;
+        let armed = lock(&self.receiver).arm()?;
+        if armed {
+            count(&self.counters.sleeps, 1);
+        }
+        Ok(armed)
+    }
+
+    /// Withdraw the parked flag and forget the rings. Every message sent so far is found by the next look at the ring.
+    pub fn disarm(&self) -> Result<()> {
+        lock(&self.receiver).disarm();
+        self.bell_in.clear()
+    }
+
+    /// Wait for messages: at least one, unless `timeout` passes, [`Endpoint::wake`] is called or a signal arrives
+    /// (then none). `on_socket` is called when the socket has something to say.
+    pub fn recv(
+        &self,
+        max: usize,
+        timeout: Option<Duration>,
+        on_socket: impl Fn() -> Result<()>,
+    ) -> Result<Vec<Message>> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut receiver = lock(&self.receiver);
+        loop {
+            self.check_usable()?;
+            let gone = self.gone();
+            let mut messages = Vec::new();
+            while messages.len() < max {
+                match self.take(&mut receiver)? {
+                    Some(message) => messages.push(message),
+                    None => break,
+                }
+            }
+            if !messages.is_empty() || self.woken.swap(false, Ordering::AcqRel) {
+                return Ok(messages);
+            }
+            // `gone` was read before the ring was drained, and a dead peer publishes nothing more.
+            if gone {
+                return Err(self.peer_gone());
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) && timeout != Some(Duration::ZERO) {
+                return Ok(messages);
+            }
+            if !receiver.arm()? {
+                continue;
+            }
+            count(&self.counters.sleeps, 1);
+            let mut fds = [
+                PollFd::new(&self.bell_in, PollFlags::IN),
+                PollFd::new(&self.socket, PollFlags::IN),
+            ];
+            let ready = poll_for(&mut fds, left);
+            let socket_ready = !fds[1].revents().is_empty();
+            receiver.disarm();
+            self.bell_in.clear()?;
+            if socket_ready {
+                on_socket()?;
+            }
+            if !ready? {
+                // Timeout or signal: one last look, then back to the caller.
+                if let Some(message) = self.take(&mut receiver)? {
+                    messages.push(message);
+                }
+                return Ok(messages);
+            }
+        }
+    }
+
+    /// Make a blocked [`Endpoint::recv`] of this process return, or the next one if none is blocked.
+    pub fn wake(&self) -> Result<()> {
+        self.woken.store(true, Ordering::Release);
+        self.bell_in.ring()
+    }
+
+    /// Read the socket once. Packets go to `on_packet`; end of file marks the peer as gone.
+    pub fn read_socket(&self, on_packet: impl FnOnce(&[u8]) -> Result<()>) -> Result<()> {
+        match receive(&self.socket)? {
+            Packet::None => Ok(()),
+            Packet::EndOfFile => {
+                self.set_gone();
+                Ok(())
+            }
+            Packet::Data(bytes, _fds) => on_packet(&bytes),
+        }
+    }
+
+    /// Publish nothing more, and make blocked calls return.
+    pub fn close(&self) {
+        if self.forked() || self.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.own.store(header::STATE, state::CLOSED);
+        let _ = self.bell_in.ring();
+        // The peer learns it from the socket, which a blocked recv may keep open a moment longer.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+    }
+
+    pub fn stats(&self) -> Stats {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let c = &self.counters;
+        let mut sender = lock(&self.sender);
+        // Free what the peer has handed back, so that the figures are of now. A corrupt peer is reported by `send`.
+        let _ = sender.take_returns();
+        Stats {
+            sent: get(&c.sent),
+            received: get(&c.received),
+            bytes_sent: get(&c.bytes_sent),
+            bytes_received: get(&c.bytes_received),
+            rings: get(&c.rings),
+            sleeps: get(&c.sleeps),
+            ring_full: get(&c.ring_full),
+            slab_full: get(&c.slab_full),
+            bad_returns: sender.bad_returns(),
+            out_depth: sender.depth().unwrap_or(u64::MAX),
+            in_depth: self
+                .peer
+                .load(header::TAIL)
+                .wrapping_sub(self.own.load(header::HEAD)),
+            slots_in_use: sender.slab().in_use() as u64,
+            slab_free: sender.slab().free_bytes(),
+            slab_total: self.layout.slab_bytes(),
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! What travels over the inherited socketpair: one attach message with the doorbells, one answer, then only the end of
+//! file that means the other side's death.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+
+use crate::doorbell::EventDoorbell;
+use crate::error::{ArenaError, Result};
+use crate::header::Identity;
+use crate::layout::{fields_hash, ABI_MAJOR, ABI_MINOR};
+use crate::object::PREFIX;
+
+const ATTACH: &[u8; 4] = b"DZAT";
+const ATTACHED: &[u8; 4] = b"DZOK";
+const REFUSED: &[u8; 4] = b"DZNO";
+const MAX_NAME: usize = 200;
+/// No packet is longer.
+const MAX_PACKET: usize = 1024;
+
+/// The creator's first and only packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attach {
+    pub identity: Identity,
+    /// Name of the object that the creator writes.
+    pub requests: String,
+    /// Name of the object that the receiver of this message is to write.
+    pub results: String,
+}
+
+/// The peer's first and only packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    Attached { pid: u32 },
+    Refused { reason: String },
+}
+
+impl Attach {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut packet = ATTACH.to_vec();
+        packet.extend(ABI_MAJOR.to_le_bytes());
+        packet.extend(ABI_MINOR.to_le_bytes());
+        packet.extend(fields_hash().to_le_bytes());
+        packet.extend(self.identity.instance);
+        packet.extend(self.identity.epoch.to_le_bytes());
+        for name in [&self.requests, &self.results] {
+            packet.extend((name.len() as u16).to_le_bytes());
+            packet.extend(name.as_bytes());
+        }
+        packet
+    }
+
+    pub fn decode(packet: &[u8]) -> Result<Self> {
+        let mut rest = packet;
+        if take::<4>(&mut rest)? != *ATTACH {
+            return Err(bad("it is not from an arena"));
+        }
+        let major = u32::from_le_bytes(take(&mut rest)?);
+        let minor = u32::from_le_bytes(take(&mut rest)?);
+        let hash = u64::from_le_bytes(take(&mut rest)?);
+        if major != ABI_MAJOR || minor > ABI_MINOR || hash != fields_hash() {
+            return Err(ArenaError::AbiMismatch {
+                object: "the front end".into(),
+                ours: format!("{ABI_MAJOR}.{ABI_MINOR} (layout {:016x})", fields_hash()),
+                theirs: format!("{major}.{minor} (layout {hash:016x})"),
+            });
+        }
+        let identity = Identity {
+            instance: take(&mut rest)?,
+            epoch: u64::from_le_bytes(take(&mut rest)?),
+        };
+        let requests = take_name(&mut rest)?;
+        let results = take_name(&mut rest)?;
+        if !rest.is_empty() {
+            return Err(bad("bytes follow its end"));
+        }
+        Ok(Attach {
+            identity,
+            requests,
+            results,
+        })
+    }
+}
+
+impl Answer {
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Answer::Attached { pid } => [&ATTACHED[..], &pid.to_le_bytes()].concat(),
+            Answer::Refused { reason } => {
+                let mut packet = [&REFUSED[..], reason.as_bytes()].concat();
+                packet.truncate(MAX_PACKET);
+                packet
+            }
+        }
+    }
+
+    pub fn decode(packet: &[u8]) -> Result<Self> {
+        let mut rest = packet;
+        match &take::<4>(&mut rest)? {
+            ATTACHED => Ok(Answer::Attached {
+                pid: u32::from_le_bytes(take(&mut rest)?),
+            }),
+            REFUSED => Ok(Answer::Refused {
+                reason: String::from_utf8_lossy(rest).into_owned(),
+            }),
+            _ => Err(bad("the answer is not from an arena")),
+        }
+    }
+}
+
+fn bad(what: &str) -> ArenaError {
+    ArenaError::BadAttach(what.to_string())
+}
+
+fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N]> {
+    let (field, tail) = rest
+        .split_first_chunk::<N>()
+        .ok_or_else(|| bad("it ends early"))?;
+    *rest = tail;
+    Ok(*field)
+}
+
+fn take_name(rest: &mut &[u8]) -> Result<String> {
+    let len = usize::from(u16::from_le_bytes(take(rest)?));
+    let (name, tail) = rest
+        .split_at_checked(len)
+        .ok_or_else(|| bad("it ends early"))?;
+    *rest = tail;
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'-';
+    if len > MAX_NAME || !name.starts_with(PREFIX.as_bytes()) || !name.iter().all(plain) {
+        return Err(bad("an object's name is not an arena's"));
+    }
+    Ok(String::from_utf8_lossy(name).into_owned())
+}
+
+/// Send the attach message with the doorbells: first the one that the peer waits on, then the one that it rings.
+pub(crate) fn send_attach(
+    socket: impl AsFd,
+    attach: &Attach,
+    doorbells: [&EventDoorbell; 2],
+) -> Result<()> {
+    let fds = [doorbells[0].as_fd(), doorbells[1].as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    control.push(SendAncillaryMessage::ScmRights(&fds));
+    let packet = attach.encode();
+    sendmsg(
+        socket,
+        &[IoSlice::new(&packet)],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    )
+    .map_err(|e| ArenaError::io("cannot send the attach message", e))?;
+    Ok(())
+}
+
+pub(crate) fn send_answer(socket: impl AsFd, answer: &Answer) -> Result<()> {
+    rustix::net::send(socket, &answer.encode(), SendFlags::NOSIGNAL)
+        .map_err(|e| ArenaError::io("cannot answer the attach message", e))?;
+    Ok(())
+}
+
+/// What the socket had to say.
+pub(crate) enum Packet {
+    /// Nothing now.
+    None,
+    /// The other side has gone.
+    EndOfFile,
+    Data(Vec<u8>, Vec<OwnedFd>),
+}
+
+/// Look at the socket without waiting.
+pub(crate) fn receive(socket: impl AsFd) -> Result<Packet> {
+    let mut bytes = [0; MAX_PACKET];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = loop {
+        match recvmsg(
+            &socket,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut control,
+            flags,
+        ) {
+            Ok(received) => break received,
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Ok(Packet::None),
+            // A peer that died with unread packets resets the connection.
+            Err(Errno::CONNRESET | Errno::PIPE) => return Ok(Packet::EndOfFile),
+            Err(e) => return Err(ArenaError::io("cannot read the peer's socket", e)),
+        }
+    };
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            fds.extend(received);
+        }
+    }
+    if received.bytes == 0 {
+        return Ok(Packet::EndOfFile);
+    }
+    Ok(Packet::Data(bytes[..received.bytes].to_vec(), fds))
+}
