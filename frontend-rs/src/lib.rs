@@ -10,6 +10,7 @@
 //! - `route`: least-loaded choice of a worker, envelopes, requests in flight
 //! - `supervise`: worker processes: start, heartbeat, restart, drain
 
+pub mod chat;
 pub mod http;
 pub mod model;
 pub mod route;

@@ -19,6 +19,9 @@ pub struct ModelEntry {
 
 impl std::fmt::Debug for ModelEntry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ModelEntry").field("name", &self.name).field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("ModelEntry")
+            .field("name", &self.name)
+            .field("path", &self.path)
+            .finish_non_exhaustive()
     }
 }

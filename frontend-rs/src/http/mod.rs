@@ -1,8 +1,42 @@
 //! HTTP: one file an endpoint.
+//!
+//! # Layout
+//!
+//! `guard` (request id, API key, body size) → an endpoint (`chat_completions`, `completions`, `tokenize`, …) → `fields`,
+//! `params`, `messages` (validation) → `job` (what to generate) → `run` (submit, stream or collect) → `choice` (tokens to
+//! text) → `shape` (OpenAI's JSON) → `sse` (bounded output).
+
+mod body;
+mod chat_completions;
+mod choice;
+mod completions;
+mod counters;
+mod detokenize;
+mod error;
+mod fields;
+mod guard;
+mod job;
+mod messages;
+mod metrics;
+mod models;
+mod params;
+mod probes;
+mod run;
+mod shape;
+mod sse;
+mod tokenize;
+
+pub use error::ApiError;
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use axum::routing::{get, post};
+use tokio::sync::Semaphore;
+
+use crate::model::ModelEntry;
 use crate::route::Backend;
+use crate::text::TextPool;
 
 /// What the HTTP side is told by the command line.
 #[derive(Debug, Clone)]
@@ -12,10 +46,77 @@ pub struct HttpConfig {
     pub max_body: usize,
     /// Requests handled at once; more get 429.
     pub max_in_flight: usize,
-    pub request_timeout: std::time::Duration,
+    pub request_timeout: Duration,
+    /// Threads for templates and tokenization.
+    pub text_threads: usize,
+    /// Bytes of a stream that wait for a client that reads slowly.
+    pub max_buffered: usize,
+    /// How long such a client may take to make room.
+    pub slow_client_timeout: Duration,
 }
 
-/// The whole HTTP surface over a backend.
-pub fn app(_config: HttpConfig, _backend: Arc<dyn Backend>) -> axum::Router {
+impl Default for HttpConfig {
+    fn default() -> Self {
+        Self {
+            api_key: None,
+            max_body: 32 << 20,
+            max_in_flight: 1024,
+            request_timeout: Duration::from_secs(600),
+            text_threads: std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8)),
+            max_buffered: 4 << 20,
+            slow_client_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// What every handler sees.
+struct App {
+    config: HttpConfig,
+    backend: Arc<dyn Backend>,
+    pool: TextPool,
+    in_flight: Arc<Semaphore>,
+    counters: counters::Counters,
+}
+
+impl App {
+    /// The model that a request names.
+    fn model(&self, name: &str) -> Result<Arc<ModelEntry>, ApiError> {
+        models::find(&self.backend.models(), name)
+    }
+}
+
+/// The whole HTTP surface over a backend. Starts the text threads; call once.
+pub fn app(config: HttpConfig, backend: Arc<dyn Backend>) -> axum::Router {
+    let pool = TextPool::new(config.text_threads, config.max_in_flight.max(1))
+        .expect("the system can start a few threads");
+    let app = Arc::new(App {
+        in_flight: Arc::new(Semaphore::new(
+            config.max_in_flight.min(Semaphore::MAX_PERMITS),
+        )),
+        pool,
+        counters: counters::Counters::default(),
+        config,
+        backend,
+    });
     axum::Router::new()
+        .route("/health", get(probes::health))
+        .route("/ready", get(probes::ready))
+        .route("/version", get(probes::version))
+        .route("/metrics", get(metrics::metrics))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*id}", get(models::one))
+        .route(
+            "/v1/chat/completions",
+            post(chat_completions::chat_completions),
+        )
+        .route("/v1/completions", post(completions::completions))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(detokenize::detokenize))
+        .fallback(guard::unknown_route)
+        .method_not_allowed_fallback(guard::wrong_method)
+        .layer(axum::middleware::from_fn_with_state(
+            app.clone(),
+            guard::guard,
+        ))
+        .with_state(app)
 }

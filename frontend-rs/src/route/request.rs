@@ -101,12 +101,19 @@ pub enum SubmitError {
 /// A running sequence. Dropping it aborts the sequence if it has not ended, so that a client that goes away frees its
 /// row and pages at once.
 pub struct Generation {
-    pub(super) events: mpsc::UnboundedReceiver<Event>,
-    /// Runs when the generation is dropped; the router put the abort there.
-    pub(super) _abort: AbortOnDrop,
+    events: mpsc::UnboundedReceiver<Event>,
+    _abort: AbortOnDrop,
 }
 
 impl Generation {
+    /// `abort` runs when the generation is dropped, whether it has ended or not.
+    pub fn new(events: mpsc::UnboundedReceiver<Event>, abort: AbortOnDrop) -> Self {
+        Self {
+            events,
+            _abort: abort,
+        }
+    }
+
     /// The next event, or `None` after the terminal one.
     pub async fn next(&mut self) -> Option<Event> {
         self.events.recv().await

@@ -1,0 +1,200 @@
+//! Server-sent events to one client, bounded in bytes.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use futures_util::Stream;
+use tokio::sync::Notify;
+
+/// The producing end. Events wait here until the client's connection takes them; more than `limit` bytes never do, but
+/// for the one event that crosses it.
+pub struct Sink {
+    shared: Arc<Shared>,
+    limit: usize,
+    patience: Duration,
+}
+
+/// The response body that drains a [`Sink`].
+pub struct Events {
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// The client took something, or went away. One waiter: the sink.
+    taken: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Bytes>,
+    bytes: usize,
+    complete: bool,
+    gone: bool,
+    waker: Option<Waker>,
+}
+
+/// Why nothing more can be sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unsendable {
+    /// The client closed its connection.
+    Gone,
+    /// The client took nothing for too long while its buffer was full.
+    Slow,
+}
+
+/// Most bytes that are handed to the connection at once.
+const BATCH: usize = 64 * 1024;
+
+pub fn channel(limit: usize, patience: Duration) -> (Sink, Events) {
+    let shared = Arc::new(Shared::default());
+    (
+        Sink {
+            shared: shared.clone(),
+            limit,
+            patience,
+        },
+        Events { shared },
+    )
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No code that can panic runs under the lock.
+        self.state
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl State {
+    fn wake(&mut self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+impl Sink {
+    /// Queues an event with this data (one line).
+    pub fn send(&self, data: &str) {
+        let event = Bytes::from(format!("data: {data}\n\n"));
+        let mut state = self.shared.lock();
+        state.bytes += event.len();
+        state.queue.push_back(event);
+        state.wake();
+    }
+
+    /// Waits until there is room for more.
+    pub async fn room(&self) -> Result<(), Unsendable> {
+        self.wait_below(self.limit).await
+    }
+
+    /// Waits until the client has taken everything.
+    pub async fn drained(&self) -> Result<(), Unsendable> {
+        self.wait_below(1).await
+    }
+
+    /// Returns once the client has closed its connection.
+    pub async fn gone(&self) {
+        while !self.shared.lock().gone {
+            self.shared.taken.notified().await;
+        }
+    }
+
+    /// The stream ends after what is queued.
+    pub fn complete(&self) {
+        let mut state = self.shared.lock();
+        state.complete = true;
+        state.wake();
+    }
+
+    /// Drops what the client has not taken.
+    pub fn discard(&self) {
+        let mut state = self.shared.lock();
+        state.queue.clear();
+        state.bytes = 0;
+    }
+
+    async fn wait_below(&self, limit: usize) -> Result<(), Unsendable> {
+        loop {
+            let before = {
+                let state = self.shared.lock();
+                if state.gone {
+                    return Err(Unsendable::Gone);
+                }
+                if state.bytes < limit {
+                    return Ok(());
+                }
+                state.bytes
+            };
+            let wait = async {
+                loop {
+                    self.shared.taken.notified().await;
+                    let state = self.shared.lock();
+                    if state.gone || state.bytes < before {
+                        return;
+                    }
+                }
+            };
+            if tokio::time::timeout(self.patience, wait).await.is_err() {
+                return Err(Unsendable::Slow);
+            }
+        }
+    }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        self.complete();
+    }
+}
+
+impl Stream for Events {
+    type Item = Result<Bytes, Infallible>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let mut state = self.shared.lock();
+        let Some(first) = state.queue.pop_front() else {
+            if state.complete {
+                return Poll::Ready(None);
+            }
+            state.waker = Some(context.waker().clone());
+            return Poll::Pending;
+        };
+        // What has piled up goes out in one write.
+        let batch = if state.queue.is_empty() {
+            first
+        } else {
+            let mut batch = BytesMut::from(first);
+            while state
+                .queue
+                .front()
+                .is_some_and(|next| batch.len() + next.len() <= BATCH)
+            {
+                batch.extend_from_slice(&state.queue.pop_front().expect("looked at it just now"));
+            }
+            batch.freeze()
+        };
+        state.bytes -= batch.len();
+        drop(state);
+        self.shared.taken.notify_one();
+        Poll::Ready(Some(Ok(batch)))
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.gone = true;
+        state.queue.clear();
+        drop(state);
+        self.shared.taken.notify_one();
+    }
+}
