@@ -1,0 +1,71 @@
+"""The worker's end of the arena: numbered envelopes out, decoded envelopes in."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from denizen.worker.protocol import Body, Envelope, ProtocolError, TokenRow, decode, encode, encode_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Arena(Protocol):
+    """What the worker uses of ``denizen._native.Arena``; a queue pair in tests."""
+
+    def send(self, envelope: bytes, attachment: bytes | None = None) -> None: ...
+    def recv(self, max_messages: int = 256, timeout_ms: int = -1) -> list[tuple[bytes, bytes | None]]: ...
+    def wake(self) -> None: ...
+    def set_phase(self, phase: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class Channel:
+    """Used by the plan thread only. What the arena has no room for waits here, in order: a front end that stands still
+    must not stop the engine, and it has bounded what can be in flight by its credits."""
+
+    def __init__(self, arena: Arena, full: type[Exception]) -> None:
+        """``full``: what ``arena.send`` raises when there is no room."""
+        self.arena = arena
+        self._full = full
+        self._sequence = 0
+        self._backlog: deque[bytes] = deque()
+
+    @property
+    def backlog(self) -> int:
+        return len(self._backlog)
+
+    def send(self, body: Body, request: int = 0) -> None:
+        self._put(encode(body, request=request, sequence=self._sequence))
+
+    def send_tokens(self, rows: Iterable[TokenRow]) -> None:
+        for envelope in encode_tokens(rows, self._sequence):
+            self._put(envelope)
+
+    def flush(self) -> None:
+        """Sends what waits, as far as there is room."""
+        while self._backlog:
+            try:
+                self.arena.send(self._backlog[0])
+            except self._full:
+                return
+            self._backlog.popleft()
+
+    def receive(self, timeout_ms: int, max_messages: int = 256) -> list[Envelope | ProtocolError]:
+        """Envelopes that have arrived, in order; a malformed one as the error that it is."""
+        received: list[Envelope | ProtocolError] = []
+        for data, _ in self.arena.recv(max_messages, timeout_ms):
+            try:
+                envelope = decode(data)
+            except ProtocolError as error:
+                received.append(error)
+                continue
+            if envelope is not None:
+                received.append(envelope)
+        return received
+
+    def _put(self, envelope: bytes) -> None:
+        self._sequence += 1
+        self._backlog.append(envelope)
+        self.flush()

@@ -1,0 +1,81 @@
+"""Loads the models of a worker onto its device, and tells the front end how far it is."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import torch
+from denizen.worker.errors import ConfigError, DeviceError
+from denizen.worker.models.checkpoint import Checkpoint
+from denizen.worker.models.registry import model_class
+from denizen.worker.protocol import Load, Stats
+from denizen.worker.served import ServedModel
+
+if TYPE_CHECKING:
+    from denizen.worker.channel import Channel
+    from denizen.worker.config import WorkerConfig
+
+#: Seconds between two progress messages.
+_PROGRESS_S = 0.25
+#: How long a thread keeps the interpreter while another waits for it. The device thread comes back from every kernel
+#: call for it, and must not wait out the default of 5 ms behind the plan thread.
+_SWITCH_S = 0.0002
+
+
+def load_models(config: WorkerConfig, channel: Channel) -> list[ServedModel]:
+    """Raises :class:`WorkerError` subclasses whose message says what to do."""
+    if not config.models:
+        raise ConfigError("--config names no models")
+    device = open_device(config.device)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    sys.setswitchinterval(_SWITCH_S)
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    loaded = []
+    for entry in config.models:
+        checkpoint = Checkpoint.open(entry.path)
+        fingerprint = checkpoint.fingerprint()
+        progress = LoadProgress(entry.name, channel)
+        loaded.append((entry.name, model_class(checkpoint).load(checkpoint, device, dtype, progress), fingerprint))
+    # All weights are there before the pools share what is left.
+    return [
+        ServedModel.build(
+            name,
+            model,
+            device,
+            dtype,
+            config.pools,
+            config.scheduler,
+            config.engine,
+            fingerprint=fingerprint,
+            share=1 / (len(loaded) - index),
+        )
+        for index, (name, model, fingerprint) in enumerate(loaded)
+    ]
+
+
+def open_device(name: str) -> torch.device:
+    """Raises :class:`DeviceError` for a device that is not there."""
+    if not re.fullmatch(r"cpu|cuda:\d+", name):
+        raise DeviceError(f"device '{name}' is unknown; use cpu or cuda:N")
+    if name == "cpu":
+        return torch.device("cpu")
+    raise DeviceError(f"device '{name}' is not supported by this version; use --devices cpu")
+
+
+class LoadProgress:
+    """STATS.load envelopes, at most a few a second; the last one always."""
+
+    def __init__(self, model: str, channel: Channel) -> None:
+        self._model = model
+        self._channel = channel
+        self._due = 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now >= self._due or done == total:
+            self._due = now + _PROGRESS_S
+            self._channel.send(Stats(Load(self._model, done, total)))

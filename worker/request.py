@@ -1,0 +1,86 @@
+"""A request as the worker holds it, from SUBMIT to its terminal envelope."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from denizen.worker.protocol import PromptLogprob
+    from denizen.worker.sampling.params import SamplingParams
+
+
+class Phase(Enum):
+    WAITING = "waiting"  #: holds nothing; also after a preemption
+    RUNNING = "running"  #: holds a row, pages and state slots
+    ENDED = "ended"  #: its terminal envelope is decided; late results are dropped
+
+
+@dataclass
+class Holdings:
+    """What a running request holds. ``pages`` by KV pool key, ``state`` by state pool key."""
+
+    row: int
+    pages: dict[str, list[int]]
+    state: dict[str, int]
+
+
+@dataclass(eq=False)
+class Request:
+    """One sequence. Only the plan thread touches it.
+
+    Of its ``planned`` output tokens, those beyond ``len(outputs)`` are on the device, in steps not yet completed.
+    """
+
+    id: int
+    prompt: np.ndarray  #: int32 ids
+    params: SamplingParams
+    max_tokens: int
+    prompt_logprobs: int | None = None
+    arrival: int = 0  #: order of admission, given by the scheduler
+    phase: Phase = Phase.WAITING
+    held: Holdings | None = None
+    outputs: list[int] = field(default_factory=list)
+    planned: int = 0
+    tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    #: int32 ids that prefill computes: the prompt, and after a preemption the outputs so far
+    computed: int = 0  #: of ``tokens``, how many committed steps cover
+    in_flight: int = 0  #: committed steps that hold the request and have not completed
+    last_step: int = 0  #: newest committed step that holds the request
+    scored: list[PromptLogprob] = field(default_factory=list)
+
+    @property
+    def row(self) -> int:
+        assert self.held is not None
+        return self.held.row
+
+    @property
+    def length(self) -> int:
+        """Tokens known to the host: prompt and outputs."""
+        return len(self.prompt) + len(self.outputs)
+
+    @property
+    def decodes(self) -> bool:
+        """Its next step is a decode step."""
+        return self.phase is Phase.RUNNING and self.computed == len(self.tokens) and self.planned < self.max_tokens
+
+    def begin(self, held: Holdings) -> None:
+        """Starts to run, or runs again after a preemption; every planned token is known by then."""
+        assert self.planned == len(self.outputs)
+        assert not self.in_flight
+        self.held = held
+        self.phase = Phase.RUNNING
+        self.tokens = self.prompt
+        if self.outputs:
+            self.tokens = np.concatenate([self.prompt, np.asarray(self.outputs, np.int32)])
+        self.computed = 0
+
+    def accept(self, token: int) -> str | None:
+        """Takes the next output token; the reason to end, or None."""
+        self.outputs.append(token)
+        if token in self.params.stop_ids:
+            return "stop"
+        return "length" if len(self.outputs) >= self.max_tokens else None

@@ -1,0 +1,62 @@
+"""The host's copy of what the device tables say: lengths and page counts of every row, by KV pool.
+
+It moves when a step is committed, exactly once, by the spans that the step's walk declares (E7). A prepared step that
+is dropped never moved it; a committed step that does not run is taken back with :meth:`Mirror.rollback`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True)
+class Advance:
+    """What one step adds: ``counts[i]`` positions to ``rows[i]``, in each pool of ``pools``."""
+
+    rows: np.ndarray  #: int64 [n]
+    counts: np.ndarray  #: int32 [n]
+    pools: tuple[str, ...]
+
+
+class Mirror:
+    """Arrays of one entry a row; row 0 stays zero. Used by the plan thread only."""
+
+    def __init__(self, rows: int, pools: Mapping[str, int]) -> None:
+        """``pools``: page size by KV pool key."""
+        self.page_size = dict(pools)
+        self.lengths = {key: np.zeros(rows, np.int32) for key in pools}
+        self.pages = {key: np.zeros(rows, np.int32) for key in pools}
+
+    def set_row(self, row: int, key: str, length: int, pages: int) -> None:
+        self.lengths[key][row] = length
+        self.pages[key][row] = pages
+
+    def clear_row(self, row: int) -> None:
+        for key in self.lengths:
+            self.set_row(row, key, 0, 0)
+
+    def add_pages(self, row: int, key: str, count: int) -> None:
+        self.pages[key][row] += count
+
+    def commit(self, advance: Advance) -> None:
+        for key in advance.pools:
+            lengths = self.lengths[key]
+            lengths[advance.rows] += advance.counts
+            full = self.pages[key][advance.rows] * self.page_size[key]
+            if (lengths[advance.rows] > full).any():
+                raise AssertionError(f"a row of pool '{key}' grew beyond its pages")
+
+    def rollback(self, advance: Advance) -> None:
+        for key in advance.pools:
+            self.lengths[key][advance.rows] -= advance.counts
+
+    def step_lengths(self, key: str, rows: np.ndarray, counts: np.ndarray | int) -> np.ndarray:
+        """Lengths int32 ``[n]`` that a step over ``rows`` will see in pool ``key``, its own positions included."""
+        lengths: np.ndarray = self.lengths[key][rows] + np.asarray(counts, np.int32)
+        return lengths

@@ -1,0 +1,323 @@
+"""Turns the scheduler's choice of rows into a step: slots padded to a bucket, row writes, page plans.
+
+A plan is prepared without moving anything that a later plan reads, except that the pages it appends are taken from the
+pool. Then it is either committed (the mirror advances, once) or dropped (its pages go back). A step that was prepared
+while the one before it ran, and is then committed as it is, is *promoted*.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+from denizen.worker.pools.kv import SINK_PAGE
+from denizen.worker.pools.state import NULL_SLOT
+from denizen.worker.resident.mirror import Advance
+from denizen.worker.resident.tables import OUTPUT_COUNT, PAGES, ROW_TABLE, STATE_SLOTS, kv_table
+from denizen.worker.resident.writes import RowWrites
+from denizen.worker.sampling.params import Feature
+from denizen.worker.sampling.sampler import SamplePlan
+from denizen.worker.sampling.state import SamplerRow
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from denizen.worker.models.base import Walk
+    from denizen.worker.pools.kv import KvPool
+    from denizen.worker.request import Request
+    from denizen.worker.resident.mirror import Mirror
+    from denizen.worker.resident.tables import TableLayout
+
+#: Graph slots of a bucket: step N+1 is prepared in one while N runs from the other.
+GRAPH_SLOTS = 2
+
+
+class PlanMode(Enum):
+    """What a KV pool of a step needs from the host."""
+
+    HOST_PLAN_FREE = "host_plan_free"  #: nothing: the step gathers its own page arrays
+    LENGTHS_ONLY = "lengths_only"  #: the prefix sum of page counts, from the mirror
+    FULL = "full"  #: the page arrays themselves
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A request's part in a step."""
+
+    request: Request
+    row: int
+    start: int  #: position of its first token in the step
+    count: int  #: tokens
+    samples: bool  #: its last token is followed by a sampled one
+
+
+class StepInputs:
+    """Everything a step reads from the host, in one int32 buffer, so that it travels in one copy."""
+
+    def __init__(self) -> None:
+        self._parts: list[np.ndarray] = []
+        self.sections: dict[str, tuple[int, int, tuple[int, ...]]] = {}
+        self._size = 0
+
+    def put(self, name: str, values: np.ndarray) -> None:
+        flat = values.reshape(-1)
+        self.sections[name] = (self._size, self._size + len(flat), values.shape)
+        self._parts.append(flat)
+        self._size += len(flat)
+
+    def pack(self) -> np.ndarray:
+        """The buffer; sections are ``buffer[begin:end]``, reshaped."""
+        return np.concatenate(self._parts, dtype=np.int32, casting="unsafe")
+
+
+@dataclass
+class StepPlan:
+    """A prepared step. ``number`` and ``graph_slot`` are given when it is committed."""
+
+    walk: str
+    bucket: int
+    entries: list[Entry]
+    inputs: StepInputs
+    buffer: np.ndarray
+    modes: Mapping[str, PlanMode]
+    sample: SamplePlan
+    advance: Advance
+    max_seqlen: int
+    begins: list[SamplerRow] = field(default_factory=list)
+    appended: list[tuple[Request, str, int]] = field(default_factory=list)  #: (request, pool key, page)
+    all_logits: bool = False  #: logits of every token, for scoring
+    number: int = 0
+    graph_slot: int = 0
+
+
+class Planner:
+    """Plans the steps of one model. Used by the plan thread only."""
+
+    def __init__(
+        self,
+        layout: TableLayout,
+        mirror: Mirror,
+        pools: Mapping[str, KvPool],
+        walks: Mapping[str, Walk],
+        buckets: Sequence[int],
+        mode: PlanMode,
+        resident: bool = True,
+    ) -> None:
+        """``mode``: of pools that a resident walk writes. ``buckets``: batch sizes of decode steps, rising."""
+        self.layout = layout
+        self.mirror = mirror
+        self.pools = pools
+        self.walks = walks
+        self.resident = resident
+        self.buckets = tuple(buckets)
+        self._steps = 0
+        self._written = {name: tuple(key for key in pools if walk.streams.get(key)) for name, walk in walks.items()}
+        self._modes = {name: self._walk_modes(walk, mode) for name, walk in walks.items()}
+
+    def _walk_modes(self, walk: Walk, mode: PlanMode) -> dict[str, PlanMode]:
+        """A read-only pool keeps its full host plan, also beside a lengths-only pool."""
+        if not self.resident:
+            mode = PlanMode.FULL
+        return {key: mode if walk.streams[key] else PlanMode.FULL for key in self.pools if key in walk.streams}
+
+    def bucket_of(self, rows: int) -> int:
+        """The smallest bucket that holds ``rows``."""
+        return next(bucket for bucket in self.buckets if bucket >= rows)
+
+    def pages_short(self, request: Request, walk: str = "decode") -> dict[str, int]:
+        """Pages by pool that the request's next step of a span-1 walk needs and does not have."""
+        row = request.row
+        mirror = self.mirror
+        short = {}
+        for key in self._written[walk]:
+            if mirror.lengths[key][row] >= mirror.pages[key][row] * mirror.page_size[key]:
+                short[key] = 1
+        return short
+
+    def prepare_decode(self, requests: Sequence[Request]) -> StepPlan | None:
+        """One token for every request; None if the pages that it needs are not there (nothing is taken then)."""
+        rows = np.fromiter((request.row for request in requests), np.int64, len(requests))
+        appended = self._append_pages(requests, rows)
+        if appended is None:
+            return None
+        bucket = self.bucket_of(len(requests))
+        slots = np.full(bucket, NULL_SLOT, np.int32)
+        slots[: len(rows)] = rows
+        writes = RowWrites(self.layout)
+        if not self.resident:
+            for request in requests:
+                self._rewrite_row(writes, request, appended)
+        else:
+            for request, key, page in appended:
+                writes.put(kv_table(key), request.row, PAGES + int(self.mirror.pages[key][request.row]), [page])
+        inputs = StepInputs()
+        inputs.put("slots", slots)
+        self._put_writes(inputs, writes)
+        ones = np.ones(len(rows), np.int32)
+        self._put_pages("decode", inputs, requests, rows, ones, bucket, appended)
+        entries = [
+            Entry(request, request.row, len(request.prompt) + request.planned - 1, 1, True) for request in requests
+        ]
+        return StepPlan(
+            "decode",
+            bucket,
+            entries,
+            inputs,
+            inputs.pack(),
+            self._modes["decode"],
+            SamplePlan.of([(request.params, request.planned) for request in requests], bucket),
+            Advance(rows, ones, self._written["decode"]),
+            1,
+            appended=appended,
+        )
+
+    def prepare_prefill(self, chunks: Sequence[tuple[Request, int]]) -> StepPlan:
+        """The next ``count`` tokens of every request; the rows of requests that begin are written."""
+        rows = np.fromiter((request.row for request, _ in chunks), np.int64, len(chunks))
+        counts = np.fromiter((count for _, count in chunks), np.int32, len(chunks))
+        requests = [request for request, _ in chunks]
+        starts = np.fromiter((request.computed for request in requests), np.int32, len(chunks))
+        entries = [Entry(r, r.row, r.computed, count, r.computed + count == len(r.tokens)) for r, count in chunks]
+        writes = RowWrites(self.layout)
+        begins = []
+        for request in requests:
+            if request.computed == 0:
+                self._write_row(writes, request)
+                begins += self._sampler_rows(request)
+            elif not self.resident:
+                self._rewrite_row(writes, request, [])
+        cu_seqlens = np.zeros(len(chunks) + 1, np.int32)
+        np.cumsum(counts, out=cu_seqlens[1:])
+        inputs = StepInputs()
+        inputs.put("slots", rows.astype(np.int32))
+        self._put_writes(inputs, writes)
+        inputs.put("cu_seqlens", cu_seqlens)
+        inputs.put("starts", starts)
+        inputs.put("counts", counts)
+        inputs.put(
+            "tokens",
+            np.concatenate([r.tokens[e.start : e.start + e.count] for r, e in zip(requests, entries, strict=True)]),
+        )
+        inputs.put("sampled", np.flatnonzero([entry.samples for entry in entries]).astype(np.int32))
+        self._put_pages("prefill", inputs, requests, rows, counts, len(rows), [])
+        sampled = [(e.request.params, e.request.planned) for e in entries if e.samples]
+        return StepPlan(
+            "prefill",
+            len(rows),
+            entries,
+            inputs,
+            inputs.pack(),
+            self._modes["prefill"],
+            SamplePlan.of(sampled, len(sampled)),
+            Advance(rows, counts, self._written["prefill"]),
+            int(counts.max()),
+            begins,
+        )
+
+    def commit(self, plan: StepPlan) -> None:
+        """The step will run next: moves the mirror."""
+        self._steps += 1
+        plan.number = self._steps
+        plan.graph_slot = plan.number % GRAPH_SLOTS
+        for request, key, page in plan.appended:
+            assert request.held is not None
+            request.held.pages[key].append(page)
+            self.mirror.add_pages(request.row, key, 1)
+        self.mirror.commit(plan.advance)
+
+    def drop(self, plan: StepPlan) -> None:
+        """The prepared step will not run: its pages go back, nothing else has moved."""
+        for _, key, page in plan.appended:
+            self.pools[key].give([page])
+
+    def _append_pages(self, requests: Sequence[Request], rows: np.ndarray) -> list[tuple[Request, str, int]] | None:
+        appended: list[tuple[Request, str, int]] = []
+        for key in self._written["decode"]:
+            mirror = self.mirror
+            short = mirror.lengths[key][rows] >= mirror.pages[key][rows] * mirror.page_size[key]
+            if not short.any():
+                continue
+            indices = np.flatnonzero(short)
+            pages = self.pools[key].take(len(indices))
+            if pages is None:
+                for _, other, page in appended:
+                    self.pools[other].give([page])
+                return None
+            appended += [(requests[index], key, page) for index, page in zip(indices.tolist(), pages, strict=True)]
+        return appended
+
+    def _put_writes(self, inputs: StepInputs, writes: RowWrites) -> None:
+        if len(writes):
+            runs, payload = writes.pack()
+            inputs.put("runs", runs)
+            inputs.put("payload", payload)
+
+    def _write_row(self, writes: RowWrites, request: Request) -> None:
+        """The whole row of a request that begins: one run a KV pool, and one for the rest."""
+        held = request.held
+        assert held is not None
+        for key in self.pools:
+            writes.put(kv_table(key), held.row, 0, [0] * PAGES + held.pages[key])
+        state = [held.state[key] for key in self.layout.state_pools]
+        head = np.zeros(self.layout.sampler_column, np.int32)
+        head[OUTPUT_COUNT] = len(request.outputs)
+        head[STATE_SLOTS : STATE_SLOTS + len(state)] = state
+        writes.put(ROW_TABLE, held.row, 0, np.concatenate([head, request.params.packed]))
+
+    def _rewrite_row(self, writes: RowWrites, request: Request, appended: list[tuple[Request, str, int]]) -> None:
+        """Without residency: what the host knows of the row, again. Last token and output count are the device's."""
+        held = request.held
+        assert held is not None
+        for key in self.pools:
+            pages = held.pages[key] + [page for owner, pool, page in appended if owner is request and pool == key]
+            length = int(self.mirror.lengths[key][held.row])
+            writes.put(kv_table(key), held.row, 0, [length] + [0] * (PAGES - 1) + pages)
+        head = np.zeros(self.layout.sampler_column - STATE_SLOTS, np.int32)
+        head[: len(self.layout.state_pools)] = [held.state[key] for key in self.layout.state_pools]
+        writes.put(ROW_TABLE, held.row, STATE_SLOTS, np.concatenate([head, request.params.packed]))
+
+    def _sampler_rows(self, request: Request) -> list[SamplerRow]:
+        features = request.params.features
+        if not features & (Feature.PENALTY | Feature.BIAS):
+            return []
+        prompt = request.prompt if features & Feature.PENALTY else None
+        return [SamplerRow(request.row, prompt, tuple(request.outputs), request.params.logit_bias)]
+
+    def _put_pages(
+        self,
+        walk: str,
+        inputs: StepInputs,
+        requests: Sequence[Request],
+        rows: np.ndarray,
+        counts: np.ndarray,
+        bucket: int,
+        appended: list[tuple[Request, str, int]],
+    ) -> None:
+        """The host's page arrays of pools that need them: see ``kernels/page_gather.py`` for their meaning."""
+        for key, mode in self._modes[walk].items():
+            if mode is PlanMode.HOST_PLAN_FREE:
+                continue
+            span = counts if self.walks[walk].streams[key] else 0
+            lengths = np.ones(bucket, np.int32)
+            lengths[: len(rows)] = np.maximum(self.mirror.step_lengths(key, rows, span), 1)
+            size = self.mirror.page_size[key]
+            page_counts = (lengths + size - 1) // size
+            indptr = np.zeros(bucket + 1, np.int32)
+            np.cumsum(page_counts, out=indptr[1:])
+            inputs.put(f"indptr:{key}", indptr)
+            if mode is not PlanMode.FULL:
+                continue
+            extra: dict[int, list[int]] = {}
+            for request, pool, page in appended:
+                if pool == key:
+                    extra.setdefault(request.row, []).append(page)
+            indices: list[int] = []
+            for request, count in zip(requests, page_counts, strict=False):
+                assert request.held is not None
+                pages = request.held.pages[key] + extra.get(request.row, [])
+                indices += pages[:count] or [SINK_PAGE]
+            indices += [SINK_PAGE] * (bucket - len(rows))
+            inputs.put(f"indices:{key}", np.asarray(indices, np.int32))
+            inputs.put(f"last_page_len:{key}", (lengths - 1) % size + 1)

@@ -1,0 +1,49 @@
+"""Row writes of one step, packed so that one scatter applies them all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from denizen.worker.resident.tables import TableLayout
+
+
+class RowWrites:
+    """Collects writes to the device tables on the host.
+
+    A *run* is words that lie together in one table. Writes that continue the previous run of the same table are joined
+    to it; runs of different tables, so of different pools, never are.
+    """
+
+    def __init__(self, layout: TableLayout) -> None:
+        self._layout = layout
+        self._runs: list[tuple[int, int]] = []
+        self._payload: list[np.ndarray] = []
+        self._table = ""
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def put(self, table: str, row: int, column: int, values: np.ndarray | list[int]) -> None:
+        """Writes ``values`` (int32 words) to ``table`` from ``(row, column)`` on, within that row."""
+        words = np.asarray(values, np.int32)
+        place = self._layout.tables[table]
+        if not 0 < row < self._layout.rows or column < 0 or column + len(words) > place.width:
+            raise AssertionError(f"row write outside table '{table}': row {row}, column {column}, {len(words)} words")
+        if not len(words):
+            return
+        start = place.offset + row * place.width + column
+        if self._runs and self._table == table and sum(self._runs[-1]) == start:
+            self._runs[-1] = (self._runs[-1][0], self._runs[-1][1] + len(words))
+        else:
+            self._runs.append((start, len(words)))
+        self._table = table
+        self._payload.append(words)
+
+    def pack(self) -> tuple[np.ndarray, np.ndarray]:
+        """``runs`` int32 ``[n, 2]`` (first word in the tables, words) and ``payload`` int32 ``[m]`` in run order."""
+        if not self._runs:
+            return np.empty((0, 2), np.int32), np.empty(0, np.int32)
+        return np.asarray(self._runs, np.int32), np.concatenate(self._payload)

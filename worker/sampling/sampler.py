@@ -1,0 +1,223 @@
+"""From logits to tokens, for the rows of one step.
+
+Order, as in ``transformers``: penalties, bias, end ids held back by ``min_tokens``; then temperature, top-k, top-p,
+min-p; then the draw. ``logprobs`` are of the model's own distribution: before penalties, bias, temperature and filters,
+as in OpenAI's API and vLLM.
+
+Groups of rows are chosen on the host, which knows every row's parameters, so that plain greedy rows cost one argmax
+and no softmax, and drawing rows that filter need noise for their candidates only. A row's token does not depend on the
+group that it shares.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from denizen.kernels.draw import log_exponential
+from denizen.worker.sampling.params import ROW_BYTES, Feature, SamplingParams, unpack
+from denizen.worker.sampling.state import IN_PROMPT, SamplerState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Candidates that a filtering row looks at first; a row whose filters keep more is sorted whole.
+CANDIDATES = 1024
+
+
+def _no_rows() -> np.ndarray:
+    return np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class SamplePlan:
+    """Which rows of a step's logits ask for what: indices int64 of rows."""
+
+    features: int
+    greedy: np.ndarray = field(default_factory=_no_rows)
+    plain: np.ndarray = field(default_factory=_no_rows)  #: draw from the whole vocabulary
+    filtered: np.ndarray = field(default_factory=_no_rows)
+    penalty: np.ndarray = field(default_factory=_no_rows)
+    bias: np.ndarray = field(default_factory=_no_rows)
+    min_tokens: np.ndarray = field(default_factory=_no_rows)
+    alternatives: int = 0
+    candidates: int = CANDIDATES
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[SamplingParams, int]], padded: int) -> SamplePlan:
+        """``rows``: parameters and index of the output token to come, per row; the batch has ``padded`` rows."""
+        bits = [params.features for params, _ in rows]
+        features = 0
+        for value in bits:
+            features |= value
+        if not features:
+            return _GREEDY
+        held = [bool(b & Feature.MIN_TOKENS) and index < p.min_tokens for b, (p, index) in zip(bits, rows, strict=True)]
+        draw, filtered = Feature.DRAW, Feature.DRAW | Feature.FILTER
+        pads = [True] * (padded - len(rows))  # null rows are greedy
+        top_k = [p.top_k for p, _ in rows if p.features & Feature.FILTER]
+        return cls(
+            features if any(held) else features & ~Feature.MIN_TOKENS,
+            _select([not b & draw for b in bits] + pads),
+            _select([b & filtered == draw for b in bits]),
+            _select([b & filtered == filtered for b in bits]),
+            _select([bool(b & Feature.PENALTY) for b in bits]),
+            _select([bool(b & Feature.BIAS) for b in bits]),
+            _select(held),
+            max((p.logprobs or 0 for p, _ in rows), default=0),
+            max(CANDIDATES, *(2 * k for k in top_k if k <= 4 * CANDIDATES)) if top_k else CANDIDATES,
+        )
+
+
+def _select(mask: list[bool]) -> np.ndarray:
+    return np.flatnonzero(np.asarray(mask, bool))
+
+
+_GREEDY = SamplePlan(0)
+
+
+@dataclass
+class Sampled:
+    """``tokens`` int64 ``[B]``; with LOGPROBS also ``logprob`` fp32 ``[B]`` and the alternatives ``[B, n]``."""
+
+    tokens: torch.Tensor
+    logprob: torch.Tensor | None = None
+    top_ids: torch.Tensor | None = None
+    top_logprobs: torch.Tensor | None = None
+
+
+class Sampler:
+    """Samples for the rows of one model. Only the device thread calls it."""
+
+    def __init__(self, vocab: int, state: SamplerState) -> None:
+        self.state = state
+        self._ids = torch.arange(vocab, dtype=torch.int32, device=state.counts.device)
+
+    def sample(
+        self,
+        plan: SamplePlan,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+        blocks: torch.Tensor,
+        output_count: torch.Tensor,
+        position: torch.Tensor,
+    ) -> Sampled:
+        """Next tokens of ``logits`` fp32 ``[B, vocab]``, which may be overwritten.
+
+        ``rows`` int64 ``[B]``: rows of the tables; ``blocks`` int32 ``[rows of the tables, ROW_BYTES // 4]``: the
+        sampler blocks; ``output_count`` int32 ``[B]``; ``position`` int64 ``[B]``: absolute position of the token to
+        come.
+        """
+        if not plan.features:
+            return Sampled(torch.argmax(logits, dim=-1))
+        params = blocks.index_select(0, rows).view(torch.uint8).view(-1, ROW_BYTES)
+        changes = plan.features & (Feature.PENALTY | Feature.BIAS | Feature.MIN_TOKENS)
+        raw = logits.clone() if changes and plan.features & Feature.LOGPROBS else logits
+        if plan.features & Feature.PENALTY:
+            self._penalties(logits, _index(plan.penalty, logits), rows, params)
+        if plan.features & Feature.BIAS:
+            index = _index(plan.bias, logits)
+            logits.index_add_(0, index, self.state.bias.index_select(0, rows[index]))
+        if plan.features & Feature.MIN_TOKENS:
+            _hold_back(logits, _index(plan.min_tokens, logits), params, output_count)
+        tokens = self._choose(plan, logits, params, position)
+        if plan.features & Feature.PENALTY:
+            index = _index(plan.penalty, logits)
+            one = torch.ones((), dtype=torch.int32, device=logits.device)
+            self.state.counts.index_put_((rows[index], tokens[index]), one, accumulate=True)
+        return _logprobs(raw, tokens, plan.alternatives) if plan.features & Feature.LOGPROBS else Sampled(tokens)
+
+    def _choose(
+        self, plan: SamplePlan, logits: torch.Tensor, params: torch.Tensor, position: torch.Tensor
+    ) -> torch.Tensor:
+        if not plan.features & Feature.DRAW:
+            return torch.argmax(logits, dim=-1)
+        tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+        greedy, plain, filtered = (_index(group, logits) for group in (plan.greedy, plan.plain, plan.filtered))
+        seed, temperature = unpack(params, "seed"), unpack(params, "temperature")
+        if greedy.numel():
+            tokens[greedy] = torch.argmax(logits[greedy], dim=-1)
+        if plain.numel():
+            scaled = logits[plain].div_(temperature[plain, None])
+            noise = log_exponential(seed[plain], position[plain], self._ids)
+            tokens[plain] = torch.argmax(scaled.sub_(noise), dim=-1)
+        if filtered.numel():
+            scaled = logits[filtered].div_(temperature[filtered, None])
+            tokens[filtered] = draw_filtered(
+                scaled, params[filtered], seed[filtered], position[filtered], plan.candidates
+            )
+        return tokens
+
+    def _penalties(self, logits: torch.Tensor, index: torch.Tensor, rows: torch.Tensor, params: torch.Tensor) -> None:
+        counts = self.state.counts.index_select(0, rows[index])
+        outputs = counts & (IN_PROMPT - 1)
+        values = logits[index]
+        repetition, presence, frequency = (
+            unpack(params, name)[index, None]
+            for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        )
+        repeated = torch.where(values > 0, values / repetition, values * repetition)
+        values = torch.where(counts > 0, repeated, values)
+        values -= frequency * outputs
+        values -= presence * (outputs > 0)
+        logits.index_copy_(0, index, values)
+
+
+def draw_filtered(
+    scaled: torch.Tensor, params: torch.Tensor, seed: torch.Tensor, position: torch.Tensor, candidates: int
+) -> torch.Tensor:
+    """Draws from logits ``[n, vocab]``, temperature applied, after top-k, top-p and min-p: ids int64 ``[n]``."""
+    total = torch.logsumexp(scaled, dim=-1, keepdim=True)
+    values, ids = torch.topk(scaled, min(candidates, scaled.shape[1]), dim=-1)
+    keep = kept_candidates(values, total, params)
+    noise = log_exponential(seed, position, ids.to(torch.int32))
+    best = torch.argmax((values - noise).masked_fill_(~keep, -math.inf), dim=-1, keepdim=True)
+    tokens = ids.gather(1, best)[:, 0]
+    if values.shape[1] < scaled.shape[1]:
+        deep = keep[:, -1].nonzero()[:, 0]  # the filters keep the last candidate, so perhaps more
+        if deep.numel():
+            tokens[deep] = draw_filtered(scaled[deep], params[deep], seed[deep], position[deep], scaled.shape[1])
+    return tokens
+
+
+def kept_candidates(values: torch.Tensor, total: torch.Tensor, params: torch.Tensor) -> torch.Tensor:
+    """Which of the candidates top-k, then top-p, then min-p keep: bool ``[n, K]``.
+
+    ``values`` fp32 ``[n, K]``: the largest logits, falling; ``total`` fp32 ``[n, 1]``: logsumexp of the whole row.
+    Top-p keeps a token if the tokens above it hold less than p of what top-k left; the first is always kept.
+    """
+    top_k, top_p, min_p = (unpack(params, name)[:, None] for name in ("top_k", "top_p", "min_p"))
+    rank = torch.arange(values.shape[1], device=values.device)
+    keep = (rank < top_k) | (top_k == 0)
+    left = torch.where(keep, values, -math.inf)
+    total = torch.where(top_k == 0, total, torch.logsumexp(left, dim=-1, keepdim=True))
+    mass = torch.exp(left - total)
+    above = torch.cumsum(mass, dim=-1) - mass
+    keep &= (above < top_p) | (top_p >= 1.0)
+    keep &= values >= values[:, :1] + torch.log(min_p)
+    keep[:, 0] = True
+    return keep
+
+
+def _hold_back(logits: torch.Tensor, index: torch.Tensor, params: torch.Tensor, output_count: torch.Tensor) -> None:
+    """End ids of rows with fewer than ``min_tokens`` outputs cannot be sampled."""
+    ids = unpack(params, "masked_ids")[index].long()
+    early = (output_count[index] < unpack(params, "min_tokens")[index])[:, None]
+    values = logits[index]
+    # A row's list repeats its first id up to its fixed length, so equal writes meet in one place at worst.
+    values.scatter_(1, ids, torch.where(early, -math.inf, values.gather(1, ids)))
+    logits.index_copy_(0, index, values)
+
+
+def _logprobs(raw: torch.Tensor, tokens: torch.Tensor, alternatives: int) -> Sampled:
+    total = torch.logsumexp(raw, dim=-1, keepdim=True)
+    logprob = (raw.gather(1, tokens[:, None]) - total)[:, 0]
+    values, ids = torch.topk(raw, alternatives, dim=-1)
+    return Sampled(tokens, logprob, ids, values - total)
+
+
+def _index(group: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    return torch.as_tensor(group, device=like.device)

@@ -1,0 +1,52 @@
+"""What the sampler keeps on the device for rows that ask for it: token counts for penalties, and logit biases.
+
+Both are dense ``[rows, vocab]`` so that applying them needs no lists; memory of rows that never ask is not touched.
+Under overlap the host's token list is one step late; these counts are not, because the step itself advances them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Added to a token's count when it is in the prompt; counts of outputs stay below.
+IN_PROMPT = 1 << 24
+
+
+@dataclass(frozen=True)
+class SamplerRow:
+    """State of a row that begins: written before the step that admits it."""
+
+    row: int
+    prompt: np.ndarray | None = None  #: int32 ids; None = no penalties
+    outputs: Sequence[int] = ()  #: ids generated before a preemption
+    bias: tuple[tuple[int, float], ...] = ()
+
+
+class SamplerState:
+    """``counts`` int32 and ``bias`` fp32, each ``[rows, vocab]``. Only the device thread touches them."""
+
+    def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
+        self.counts = torch.zeros(rows, vocab, dtype=torch.int32, device=device)
+        self.bias = torch.zeros(rows, vocab, dtype=torch.float32, device=device)
+
+    def begin(self, row: SamplerRow) -> None:
+        device = self.counts.device
+        if row.prompt is not None:
+            counts = self.counts[row.row]
+            counts.zero_()
+            counts.index_fill_(0, torch.as_tensor(np.unique(row.prompt), dtype=torch.int64, device=device), IN_PROMPT)
+            if row.outputs:
+                ids = torch.as_tensor(row.outputs, dtype=torch.int64, device=device)
+                counts.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
+        if row.bias:
+            bias = self.bias[row.row]
+            bias.zero_()
+            ids = torch.tensor([token for token, _ in row.bias], dtype=torch.int64, device=device)
+            bias.index_copy_(0, ids, torch.tensor([value for _, value in row.bias], device=device))

@@ -1,0 +1,234 @@
+"""Which requests take part in the next steps of one model: admission, chunked prefill, decode, preemption.
+
+An iteration is at most one decode step (every row that decodes) and one prefill step (at most ``prefill_chunk`` tokens,
+several requests packed), so that running rows never stall behind a long prompt. Requests are served first come, first
+served. When pages run out, the youngest running request gives its own back and is computed anew later; the oldest can
+always finish, because a request that could not fit alone is refused at the door.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from denizen.worker.errors import RequestError
+from denizen.worker.request import Holdings, Phase, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from denizen.worker.pools.kv import KvPool
+    from denizen.worker.pools.state import SlotPool
+    from denizen.worker.resident.mirror import Mirror
+    from denizen.worker.resident.planner import Planner, StepPlan
+
+
+class Scheduler:
+    """The queues of one model, and its accounting of rows, pages and state slots. Used by the plan thread only."""
+
+    def __init__(
+        self,
+        rows: SlotPool,
+        kv: Mapping[str, KvPool],
+        state: Mapping[str, SlotPool],
+        mirror: Mirror,
+        planner: Planner,
+        context: int,
+        prefill_chunk: int,
+    ) -> None:
+        self.rows = rows
+        self.kv = kv
+        self.state = state
+        self.mirror = mirror
+        self.planner = planner
+        self.context = context
+        self.prefill_chunk = prefill_chunk
+        self.waiting: deque[Request] = deque()  #: by arrival
+        self.running: list[Request] = []  #: by arrival
+        self.preemptions = 0
+        self._arrivals = 0
+        self._completed = 0  #: number of the newest completed step
+        self._leaving: list[tuple[int, Holdings]] = []  #: free once that step has completed
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting and not self.running
+
+    def submit(self, request: Request) -> None:
+        """Queues the request. Raises :class:`RequestError` for one that could never run."""
+        total = len(request.prompt) + request.max_tokens
+        if total > self.context:
+            raise RequestError(
+                f"the prompt has {len(request.prompt)} tokens and max_tokens is {request.max_tokens}; "
+                f"together at most {self.context} fit",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+        for pool in self.kv.values():
+            # The last token is sampled, never written.
+            if pool.pages_for(total - 1) > pool.capacity:
+                raise RequestError(
+                    f"the request needs {total - 1} KV positions; the cache holds {pool.capacity * pool.page_size}; "
+                    "lower max_tokens or raise kv_tokens",
+                    param="max_tokens",
+                    code="context_length_exceeded",
+                )
+        self._arrivals += 1
+        request.arrival = self._arrivals
+        self.waiting.append(request)
+
+    def decodable(self) -> list[Request]:
+        """Requests whose next step is a decode step, oldest first."""
+        return [request for request in self.running if request.decodes]
+
+    def preplan_decode(self) -> StepPlan | None:
+        """Prepares the next decode step for the rows as they are now; None if there is none, or pages are short."""
+        requests = self.decodable()
+        return self.planner.prepare_decode(requests) if requests else None
+
+    def plan_decode(self, prepared: StepPlan | None = None) -> StepPlan | None:
+        """The decode step of this iteration: ``prepared`` if it still names the right rows, else a new one.
+
+        Preempts when pages are short and none are on their way back.
+        """
+        requests = self.decodable()
+        if prepared is not None:
+            if requests == [entry.request for entry in prepared.entries]:
+                return prepared
+            self.planner.drop(prepared)
+        while requests:
+            plan = self.planner.prepare_decode(requests)
+            if plan is not None:
+                return plan
+            if self._leaving:  # pages come back when the queued steps complete; meanwhile run the rows that can
+                fitting = self._fitting(requests)
+                return self.planner.prepare_decode(fitting) if fitting else None
+            self._preempt(self.running[-1])
+            requests = self.decodable()
+        return None
+
+    def plan_prefill(self) -> StepPlan | None:
+        """The prefill step of this iteration, requests that begin included."""
+        budget = self.prefill_chunk
+        chunks: list[tuple[Request, int]] = []
+        for request in self.running:
+            left = len(request.tokens) - request.computed
+            if left and budget:
+                chunks.append((request, min(left, budget)))
+                budget -= min(left, budget)
+        while budget and self.waiting:
+            request = self.waiting[0]
+            if not self._admit(request):
+                break
+            self.waiting.popleft()
+            count = min(len(request.tokens), budget)
+            chunks.append((request, count))
+            budget -= count
+        return self.planner.prepare_prefill(chunks) if chunks else None
+
+    def commit(self, plan: StepPlan) -> None:
+        """The step is about to be queued on the device."""
+        self.planner.commit(plan)
+        for entry in plan.entries:
+            request = entry.request
+            request.in_flight += 1
+            request.last_step = plan.number
+            request.planned += entry.samples
+            if plan.walk == "prefill":
+                request.computed += entry.count
+
+    def complete(self, plan: StepPlan) -> None:
+        """The step has completed on the device: frees what only waited for it (E5)."""
+        self._completed = plan.number
+        for entry in plan.entries:
+            entry.request.in_flight -= 1
+        if self._leaving:
+            still = []
+            for step, held in self._leaving:
+                if step > self._completed:
+                    still.append((step, held))
+                else:
+                    self._free(held)
+            self._leaving = still
+
+    def end(self, request: Request) -> None:
+        """The request's terminal envelope is decided: it leaves the queues, its holdings go as soon as they may."""
+        if request.phase is Phase.RUNNING:
+            self.running.remove(request)
+            self._release(request)
+        elif request.phase is Phase.WAITING:
+            self.waiting.remove(request)
+        request.phase = Phase.ENDED
+
+    def _admit(self, request: Request) -> bool:
+        """Gives a waiting request its row, state slots and the pages of all it knows; False if something is missing."""
+        if request.in_flight or not self.rows.free or not all(pool.free for pool in self.state.values()):
+            return False
+        spare = len(self.running)  # a page for each running row, or admission would bring on the next preemption
+        last = len(request.prompt) + request.max_tokens - 1
+        for pool in self.kv.values():
+            # One position for the first decode step too, unless the request ends before it.
+            if pool.pages_for(min(request.length + 1, last)) + spare > pool.free:
+                return False
+        pages = {}
+        for key, pool in self.kv.items():
+            taken = pool.take(pool.pages_for(request.length))
+            assert taken is not None
+            pages[key] = taken
+        row = self.rows.take()
+        assert row is not None
+        state = {}
+        for key, slots in self.state.items():
+            slot = slots.take()
+            assert slot is not None
+            state[key] = slot
+        for key in self.kv:
+            self.mirror.set_row(row, key, 0, len(pages[key]))
+        request.begin(Holdings(row, pages, state))
+        self._insert(request)
+        return True
+
+    def _insert(self, request: Request) -> None:
+        index = len(self.running)
+        while index and self.running[index - 1].arrival > request.arrival:
+            index -= 1
+        self.running.insert(index, request)
+
+    def _fitting(self, requests: list[Request]) -> list[Request]:
+        """The oldest requests whose next pages are there."""
+        free = {key: pool.free for key, pool in self.kv.items()}
+        fitting = []
+        for request in requests:
+            short = self.planner.pages_short(request)
+            if all(free[key] >= count for key, count in short.items()):
+                for key, count in short.items():
+                    free[key] -= count
+                fitting.append(request)
+        return fitting
+
+    def _preempt(self, request: Request) -> None:
+        """Takes a running request's holdings; it waits, before all younger ones, to be computed anew."""
+        self.preemptions += 1
+        self.running.remove(request)
+        self._release(request)
+        request.phase = Phase.WAITING
+        index = 0
+        while index < len(self.waiting) and self.waiting[index].arrival < request.arrival:
+            index += 1
+        self.waiting.insert(index, request)
+
+    def _release(self, request: Request) -> None:
+        held, request.held = request.held, None
+        assert held is not None
+        if request.last_step > self._completed:
+            self._leaving.append((request.last_step, held))
+        else:
+            self._free(held)
+
+    def _free(self, held: Holdings) -> None:
+        self.mirror.clear_row(held.row)
+        self.rows.give(held.row)
+        for key, pages in held.pages.items():
+            self.kv[key].give(pages)
+        for key, slot in held.state.items():
+            self.state[key].give(slot)

@@ -1,0 +1,139 @@
+"""One hosted model with everything that is its own: pools, tables, planner, scheduler, runner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from denizen.worker.attention import paged_attention
+from denizen.worker.errors import CapacityError, RequestError
+from denizen.worker.memory import available_bytes
+from denizen.worker.pools.kv import KvPool
+from denizen.worker.pools.state import SlotPool
+from denizen.worker.pools.storage import allocate_state, kv_bytes_per_page, state_bytes_per_slot
+from denizen.worker.protocol import ReadyModel
+from denizen.worker.request import Request
+from denizen.worker.resident.mirror import Mirror
+from denizen.worker.resident.planner import PlanMode, Planner
+from denizen.worker.resident.tables import DeviceTables, TableLayout
+from denizen.worker.runner import Runner
+from denizen.worker.sampling.params import MAX_LOGPROBS, SamplingParams
+from denizen.worker.sampling.sampler import Sampler
+from denizen.worker.sampling.state import SamplerState
+from denizen.worker.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from denizen.worker.config import EngineConfig, PoolConfig, SchedulerConfig
+    from denizen.worker.models.base import Model
+    from denizen.worker.protocol import Submit
+
+#: Part of the available memory that the KV pools may take when ``kv_tokens`` is not given.
+_KV_SHARE = 0.5
+
+
+@dataclass
+class ServedModel:
+    """A model that takes requests. The plan thread owns the scheduler, the device thread the runner."""
+
+    name: str
+    model: Model
+    scheduler: Scheduler
+    runner: Runner
+    context: int
+    kv_tokens: int
+    fingerprint: str = ""
+
+    @classmethod
+    def build(
+        cls,
+        name: str,
+        model: Model,
+        device: torch.device,
+        dtype: torch.dtype,
+        pools: PoolConfig,
+        limits: SchedulerConfig,
+        engine: EngineConfig,
+        *,
+        fingerprint: str = "",
+        share: float = 1.0,
+        buckets: Sequence[int] | None = None,
+        mode: PlanMode = PlanMode.HOST_PLAN_FREE,
+    ) -> ServedModel:
+        """Allocates pools and tables. ``share``: of the memory, this model's part. Raises :class:`CapacityError`.
+
+        ``buckets`` None = every batch size: on the CPU a padded row costs as much as a live one.
+        """
+        rows = limits.max_rows + 1
+        context = min(limits.max_context or model.context_length, model.context_length)
+        size = pools.page_size
+        tokens = pools.kv_tokens
+        if tokens is None:
+            tokens = _fitting_tokens(model, device, dtype, size, limits.max_rows, context, share)
+        pages = -(-tokens // size)
+        context = min(context, pages * size)
+        kv = {spec.key: KvPool(spec.key, pages + 1, size) for spec in model.kv_pools}
+        state = {spec.key: SlotPool(spec.key, rows) for spec in model.state_pools}
+        max_pages = -(-context // size)
+        layout = TableLayout(rows, dict.fromkeys(kv, max_pages), list(state))
+        mirror = Mirror(rows, dict.fromkeys(kv, size))
+        planner = Planner(layout, mirror, kv, model.walks, buckets or range(1, rows), mode, resident=engine.resident)
+        runner = Runner(
+            model,
+            DeviceTables(layout, device),
+            {spec.key: paged_attention(spec, pages + 1, size, device, dtype) for spec in model.kv_pools},
+            dict.fromkeys(kv, pages + 1),
+            {spec.key: allocate_state(spec, rows, device, dtype) for spec in model.state_pools},
+            Sampler(model.vocab_size, SamplerState(rows, model.vocab_size, device)),
+        )
+        scheduler = Scheduler(SlotPool("rows", rows), kv, state, mirror, planner, context, limits.prefill_chunk)
+        return cls(name, model, scheduler, runner, context, pages * size, fingerprint)
+
+    def ready(self) -> ReadyModel:
+        return ReadyModel(
+            self.name,
+            self.model.family,
+            self.model.kind,
+            self.context,
+            self.model.vocab_size,
+            self.scheduler.rows.capacity,
+            self.kv_tokens,
+            self.fingerprint,
+        )
+
+    def request(self, id: int, body: Submit) -> Request:
+        """A request from SUBMIT, not yet queued. Raises :class:`RequestError` for what would harm the worker."""
+        vocab = self.model.vocab_size
+        prompt = np.asarray(body.ids, np.int64)
+        if not len(prompt):
+            raise RequestError("the prompt is empty; send at least one token", param="ids")
+        if prompt.min() < 0 or prompt.max() >= vocab:
+            raise RequestError(f"prompt ids must be below {vocab}", param="ids")
+        if body.max_tokens < 1:
+            raise RequestError("max_tokens must be at least 1", param="max_tokens")
+        if (body.prompt_logprobs or 0) > MAX_LOGPROBS:
+            raise RequestError(f"prompt_logprobs must be at most {MAX_LOGPROBS}", param="prompt_logprobs")
+        params = SamplingParams.from_submit(body, vocab)
+        request = Request(id, prompt.astype(np.int32), params, body.max_tokens, body.prompt_logprobs)
+        if body.prompt_logprobs is not None:
+            request.scored = [None] * len(prompt)
+        return request
+
+
+def _fitting_tokens(
+    model: Model, device: torch.device, dtype: torch.dtype, page_size: int, rows: int, context: int, share: float
+) -> int:
+    """KV positions that the memory holds, at most what all rows could use."""
+    per_page = sum(kv_bytes_per_page(spec, page_size, dtype) for spec in model.kv_pools)
+    state = rows * sum(state_bytes_per_slot(spec, dtype) for spec in model.state_pools)
+    room = int(available_bytes(device) * share * _KV_SHARE) - state
+    pages = min(room // per_page, rows * -(-context // page_size))
+    if pages < 1:
+        raise CapacityError(
+            f"there is no memory for a KV cache on {device} beside the weights and {rows} rows; "
+            "lower max_rows, or set kv_tokens"
+        )
+    return pages * page_size
