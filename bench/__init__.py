@@ -1,0 +1,11 @@
+"""The benchmark harness: one load generator, one result schema, one report.
+
+# Layout
+
+- `__main__.py`: the command line; one sub-command a file (`text.py`, `cpu_text.py`, `frontend.py`, `arena.py`)
+- `workload.py` makes the requests, `load.py` decides when each is sent, `client.py` sends it and times the answer
+- `stats.py` and `summary.py` turn records into numbers; `schema.py` is the result file; `report.py` draws the table
+- `environment.py` says where a result was measured; `server.py` starts and stops a server
+
+The meaning of every number is in `docs/benchmarks.md`.
+"""

@@ -1,0 +1,35 @@
+"""`denizen-bench`: the command line of the benchmark harness."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from denizen.bench import text
+from denizen.bench.errors import BenchError
+
+_COMMANDS = (text,)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one sub-command. Exit status: 0 valid result, 1 invalid result, 2 the run could not be made."""
+    parser = argparse.ArgumentParser(
+        prog="denizen-bench", description="Measures Denizen, and any OpenAI-compatible server beside it."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in _COMMANDS:
+        command.add_parser(commands)
+    options = parser.parse_args(argv)
+    try:
+        status: int = options.run(options)
+    except BenchError as error:
+        print(f"denizen-bench: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("denizen-bench: interrupted", file=sys.stderr)
+        return 130
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""The report that is printed when a run ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from denizen.bench.schema import LoadResult, Report
+    from denizen.bench.stats import Distribution
+
+_COLUMNS = ("mean", "p50", "p90", "p95", "p99")
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Aligned text columns, the first to the left, the rest to the right."""
+    widths = [max(len(line[column]) for line in [header, *rows]) for column in range(len(header))]
+
+    def line(cells: list[str]) -> str:
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
+        padded[0] = cells[0].ljust(widths[0])
+        return "  ".join(padded).rstrip()
+
+    return "\n".join([line(header), line(["─" * width for width in widths]), *map(line, rows)])
+
+
+def _milliseconds(name: str, values: Distribution | None) -> list[str]:
+    if values is None:
+        return [name, *("–" for _ in _COLUMNS)]
+    return [name, *(f"{1000 * getattr(values, column):.2f}" for column in _COLUMNS)]
+
+
+def load_table(results: list[LoadResult]) -> str:
+    """One block a load level: throughput in its heading, latencies in milliseconds below."""
+    blocks = []
+    for result in results:
+        load, total = result.load, result.summary
+        name = f"concurrency {load['concurrency']}" if load["mode"] == "closed" else f"rate {load['rate']:g} req/s"
+        heading = (
+            f"{name}: {total.output_tokens_per_s:.1f} output tok/s, {total.requests_per_s:.2f} req/s, "
+            f"{total.requests - total.failed} ok, {total.failed} failed, "
+            f"{total.prompt_tokens} prompt + {total.output_tokens} output tokens in {total.wall:.1f} s"
+        )
+        rows = [
+            _milliseconds("TTFT ms", total.ttft),
+            _milliseconds("TPOT ms", total.tpot),
+            _milliseconds("ITL ms", total.itl),
+            _milliseconds("E2E ms", total.e2e),
+            _milliseconds("client lag ms", total.lag),
+        ]
+        lines = [heading, table(["", *_COLUMNS], rows)]
+        if total.unchecked:
+            lines.append(f"{total.unchecked} answers had no usage: their tokens are counted from events, unchecked")
+        lines.extend(f"failed: {failure}" for failure in result.failures)
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
+
+
+def verdict(report: Report) -> str:
+    """The report's last lines: valid, or why not."""
+    if report.valid:
+        return "valid"
+    return "\n".join(["INVALID: do not use these numbers", *(f"  - {problem}" for problem in report.problems)])

@@ -1,0 +1,131 @@
+"""A small OpenAI-shaped server that misbehaves on request, for tests of the harness."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass
+class Behaviour:
+    """What the peer does, by the index at which a request arrives (from 0)."""
+
+    short: set[int] = field(default_factory=set)
+    """One token less than asked, though finish_reason says `length`."""
+    refuse: set[int] = field(default_factory=set)
+    """HTTP 500 with an error body."""
+    error_event: set[int] = field(default_factory=set)
+    """An error event after the first token."""
+    truncate: set[int] = field(default_factory=set)
+    """The connection is closed after the first token, cleanly for HTTP, but without `[DONE]`."""
+    drop: set[int] = field(default_factory=set)
+    """The socket is cut after the first token."""
+    hang: set[int] = field(default_factory=set)
+    """No answer at all until the peer stops."""
+    overcount: set[int] = field(default_factory=set)
+    """Usage claims fewer tokens than the stream carried."""
+    usage: bool = True
+    api_key: str | None = None
+
+
+class Peer:
+    """`requests` and `paths` keep what arrived, in order."""
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        self.behaviour = behaviour
+        self.requests: list[dict[str, Any]] = []
+        self.paths: list[str] = []
+        self.url = ""
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/chat/completions", self._generate)
+        app.router.add_post("/v1/completions", self._generate)
+        return app
+
+    async def _models(self, request: web.Request) -> web.Response:
+        key = self.behaviour.api_key
+        if key and request.headers.get("Authorization") != f"Bearer {key}":
+            return web.json_response({"error": {"message": "wrong key"}}, status=401)
+        return web.json_response({"object": "list", "data": [{"id": "tiny", "object": "model"}]})
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        index, body = len(self.requests), await request.json()
+        self.requests.append(body)
+        self.paths.append(request.path)
+        return await self._answer(request, index, body)
+
+    async def _answer(self, request: web.Request, index: int, body: dict[str, Any]) -> web.StreamResponse:
+        does = self.behaviour
+        if index in does.hang:
+            await asyncio.Event().wait()
+        if index in does.refuse:
+            return web.json_response({"error": {"message": "out of order"}}, status=500)
+        count = body["max_tokens"] - (index in does.short)
+        usage = {"prompt_tokens": 7, "completion_tokens": count - (index in does.overcount)}
+        chat = request.path.endswith("chat/completions")
+        if not body.get("stream"):
+            text = "x" * count
+            choice = {"index": 0, "finish_reason": "length"}
+            choice |= {"message": {"content": text}} if chat else {"text": text}
+            return web.json_response({"choices": [choice], **({"usage": usage} if does.usage else {})})
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+
+        async def send(event: dict[str, Any]) -> None:
+            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+
+        for token in range(count):
+            choice = {"index": 0, "finish_reason": "length" if token == count - 1 else None}
+            choice |= {"delta": {"content": "x"}} if chat else {"text": "x"}
+            await send({"choices": [choice]})
+            if token == 0 and index in does.error_event:
+                await send({"error": {"message": "worker died"}})
+                return response
+            if token == 0 and index in does.truncate:
+                return response
+            if token == 0 and index in does.drop and request.transport is not None:
+                request.transport.abort()
+                return response
+        if does.usage:
+            await send({"choices": [], "usage": usage})
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+@contextmanager
+def serving(behaviour: Behaviour | None = None) -> Iterator[Peer]:
+    """Runs a peer in a thread of its own until the block is left."""
+    peer = Peer(behaviour or Behaviour())
+    loop = asyncio.new_event_loop()
+    started, stop = threading.Event(), asyncio.Event()
+
+    async def main() -> None:
+        runner = web.AppRunner(peer.app(), shutdown_timeout=0)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        peer.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        started.set()
+        await stop.wait()
+        await runner.cleanup()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(main(),), daemon=True)
+    thread.start()
+    try:
+        assert started.wait(30), "the peer did not start"
+        yield peer
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(30)
+        loop.close()
