@@ -111,7 +111,7 @@ def serving(behaviour: Behaviour | None = None) -> Iterator[Peer]:
     started, stop = threading.Event(), asyncio.Event()
 
     async def main() -> None:
-        runner = web.AppRunner(peer.app(), shutdown_timeout=0)
+        runner = web.AppRunner(peer.app(), handler_cancellation=True)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
