@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from denizen.bench import environment
@@ -50,7 +51,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     prompts.add_argument(
         "--prompt-tokens", type=positive_int, default=64, metavar="N", help="random words (default: %(default)s)"
     )
-    prompts.add_argument("--prompts", metavar="FILE", help="one a line, or .jsonl with `prompt` or `messages`")
+    prompts.add_argument("--prompts", type=Path, metavar="FILE", help="one a line, or .jsonl (`prompt` or `messages`)")
     parser.add_argument(
         "--output-len", type=lengths, default=(64, 64), metavar="MIN:MAX", help="max_tokens, drawn (default: 64:64)"
     )
