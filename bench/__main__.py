@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from denizen.bench import text
+from denizen.bench import arena, text
 from denizen.bench.errors import BenchError
 
-_COMMANDS = (text,)
+_COMMANDS = (text, arena)
 
 
 def main(argv: list[str] | None = None) -> int:

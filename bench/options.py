@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from denizen.bench.report import verdict
+from tqdm import tqdm
 
 if TYPE_CHECKING:
     from denizen.bench.schema import Report
@@ -45,6 +47,12 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the result here")
     parser.add_argument("--records", type=Path, metavar="OUT", help="write one JSON line a request here")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def progress(total: int, unit: str, options: argparse.Namespace) -> tqdm[NoReturn]:
+    """The progress bar: on a terminal only, and not with --quiet."""
+    hidden = options.quiet or not sys.stderr.isatty()
+    return tqdm(total=total, unit=unit, disable=hidden, dynamic_ncols=True)
 
 
 def shown(options: argparse.Namespace) -> dict[str, Any]:

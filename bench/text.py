@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from denizen.bench import environment
 from denizen.bench.client import Client, Target
 from denizen.bench.errors import BenchError
 from denizen.bench.load import ClosedLoop, OpenLoop
-from denizen.bench.options import add_report_options, finish, lengths, positive_float, positive_int, shown
+from denizen.bench.options import add_report_options, finish, lengths, positive_float, positive_int, progress, shown
 from denizen.bench.report import load_table
 from denizen.bench.schema import LoadResult, Report, write_records
 from denizen.bench.summary import check, failure_counts, summarize
 from denizen.bench.workload import Workload, read_prompts
-from tqdm import tqdm
 
 if TYPE_CHECKING:
     import argparse
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
 
     from denizen.bench.load import Arrivals
     from denizen.bench.schema import LoadSummary, Record
+    from tqdm import tqdm
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -108,7 +107,9 @@ async def _measure(options: argparse.Namespace, report: Report) -> list[Record]:
         else [ClosedLoop(concurrency) for concurrency in options.concurrency or [1]]
     )
     records: list[Record] = []
-    results, levels_records = await run_levels(target, workload, levels, options.passes, quiet=options.quiet)
+    total = len(levels) * options.passes * workload.requests
+    with progress(total, "req", options) as bar:
+        results, levels_records = await run_levels(target, workload, levels, options.passes, bar)
     for result, level_records in zip(results, levels_records, strict=True):
         records.extend(level_records)
         report.results.append(result)
@@ -120,41 +121,38 @@ async def _measure(options: argparse.Namespace, report: Report) -> list[Record]:
 
 
 async def run_levels(
-    target: Target, workload: Workload, levels: Sequence[Arrivals], passes: int, *, quiet: bool = False
+    target: Target, workload: Workload, levels: Sequence[Arrivals], passes: int, bar: tqdm[NoReturn]
 ) -> tuple[list[LoadResult], list[list[Record]]]:
     """Runs every level of load `passes` times; the first pass of each warms up. Returns results and all records."""
     results: list[LoadResult] = []
     everything: list[list[Record]] = []
-    total = len(levels) * passes * workload.requests
-    with tqdm(total=total, unit="req", disable=quiet or not sys.stderr.isatty(), dynamic_ncols=True) as bar:
-        for number, arrivals in enumerate(levels):
-            level_records: list[Record] = []
-            summaries: list[LoadSummary] = []
-            for measured_pass in range(passes):
-                bar.set_description(f"{arrivals.label} " + ("warm-up" if measured_pass == 0 else f"{measured_pass}"))
-                batch: list[Record] = []
+    for number, arrivals in enumerate(levels):
+        level_records: list[Record] = []
+        summaries: list[LoadSummary] = []
+        for measured_pass in range(passes):
+            bar.set_description(f"{arrivals.label} " + (f"pass {measured_pass}" if measured_pass else "warm-up"))
+            batch: list[Record] = []
 
-                def done(record: Record, batch: list[Record] = batch) -> None:
-                    record.error = check(record, ignore_eos=target.ignore_eos, stream=target.stream)
-                    batch.append(record)
-                    bar.update()
+            def done(record: Record, batch: list[Record] = batch) -> None:
+                record.error = check(record, ignore_eos=target.ignore_eos, stream=target.stream)
+                batch.append(record)
+                bar.update()
 
-                jobs = workload.jobs(number, measured_pass)
-                async with Client(target) as client:
-                    wall = await arrivals.run(jobs, client.send, done)
-                for record in batch:
-                    record.level, record.measured_pass = arrivals.label, measured_pass
-                level_records.extend(batch)
-                if measured_pass > 0:
-                    summaries.append(summarize(batch, wall))
-            measured = [record for record in level_records if record.measured_pass > 0]
-            results.append(
-                LoadResult(
-                    load=arrivals.describe(),
-                    summary=summarize(measured, sum(summary.wall for summary in summaries)),
-                    passes=summaries,
-                    failures=failure_counts(level_records),
-                )
+            async with Client(target) as client:
+                wall = await arrivals.run(workload.jobs(number, measured_pass), client.send, done)
+            for record in batch:
+                record.level, record.measured_pass = arrivals.label, measured_pass
+            level_records.extend(batch)
+            if measured_pass > 0:
+                summaries.append(summarize(batch, wall))
+        measured = [record for record in level_records if record.measured_pass > 0]
+        results.append(
+            LoadResult(
+                load=arrivals.describe(),
+                summary=summarize(measured, sum(summary.wall for summary in summaries)),
+                passes=summaries,
+                failures=failure_counts(level_records),
             )
-            everything.append(level_records)
+        )
+        everything.append(level_records)
     return results, everything
