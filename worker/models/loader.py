@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 class WeightLoader:
     """Hands out a checkpoint's tensors on the model's device and in its type, and counts what was taken.
 
-    ``prefix`` is put before every name; ``ignore`` are prefixes (of whole names) that the model has no use for.
+    ``ignore``: prefixes of names that the model has no use for.
     """
 
     def __init__(
@@ -27,48 +27,40 @@ class WeightLoader:
         device: torch.device,
         dtype: torch.dtype,
         progress: Progress | None,
-        prefix: str = "",
         ignore: Sequence[str] = (),
     ) -> None:
         self._checkpoint = checkpoint
         self._device = device
-        self._dtype = dtype
+        self.dtype = dtype
         self._progress = progress
-        self._prefix = prefix
         self._ignore = tuple(ignore)
         self._left = {name for name in checkpoint.entries if not name.startswith(self._ignore)}
         self._total = sum(checkpoint.entries[name].bytes for name in self._left)
         self._done = 0
 
-    def has(self, name: str) -> bool:
-        return self._prefix + name in self._checkpoint.entries
-
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The tensor ``prefix + name``, checked against ``shape``, in ``dtype`` (default: the model's)."""
-        full = self._prefix + name
-        stored = self._checkpoint.tensor(full, shape)
+        """The tensor, checked against ``shape``, in ``dtype`` (default: the model's)."""
+        stored = self._checkpoint.tensor(name, shape)
         # A copy even where type and device agree: the file's pages are not the model's memory to keep.
-        tensor = torch.empty(shape, device=self._device, dtype=dtype or self._dtype).copy_(stored)
-        self._count(full)
+        tensor = torch.empty(shape, device=self._device, dtype=dtype or self.dtype).copy_(stored)
+        self._count(name)
         return tensor
 
     def fused(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> torch.Tensor:
         """Several tensors stacked along their first dimension."""
         rows = sum(shape[0] for shape in shapes)
-        out = torch.empty((rows, *shapes[0][1:]), device=self._device, dtype=self._dtype)
+        out = torch.empty((rows, *shapes[0][1:]), device=self._device, dtype=self.dtype)
         first = 0
         for name, shape in zip(names, shapes, strict=True):
-            full = self._prefix + name
-            out[first : first + shape[0]].copy_(self._checkpoint.tensor(full, shape))
+            out[first : first + shape[0]].copy_(self._checkpoint.tensor(name, shape))
             first += shape[0]
-            self._count(full)
+            self._count(name)
         return out
 
     def skip(self, names: Iterable[str]) -> None:
         """Counts tensors that the model knows and does not need (a tied head stored twice)."""
         for name in names:
-            if self._prefix + name in self._left:
-                self._count(self._prefix + name)
+            self._count(name)
 
     def finish(self) -> None:
         """Call after the last tensor. Weights that nobody took are logged: they are not part of this model."""
@@ -85,9 +77,9 @@ class WeightLoader:
             self._progress(self._total, self._total)
         self._checkpoint.close()
 
-    def _count(self, full: str) -> None:
-        if full in self._left:
-            self._left.remove(full)
-            self._done += self._checkpoint.entries[full].bytes
+    def _count(self, name: str) -> None:
+        if name in self._left:
+            self._left.remove(name)
+            self._done += self._checkpoint.entries[name].bytes
             if self._progress is not None:
                 self._progress(self._done, self._total)
