@@ -82,7 +82,7 @@ MAX_DEPTH = 12
 
 def _inline_bytes() -> int:
     try:
-        return int(importlib.import_module("denizen._native").INLINE_BYTES)
+        return int(importlib.import_module("denizen._native").INLINE_LEN)
     except (ImportError, AttributeError):  # pure Python use, as in the tests of this module
         return 200
 

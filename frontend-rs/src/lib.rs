@@ -12,6 +12,7 @@
 
 pub mod chat;
 pub mod http;
+pub mod metrics;
 pub mod model;
 pub mod route;
 pub mod text;

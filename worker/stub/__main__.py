@@ -9,19 +9,18 @@ import platform
 import signal
 import sys
 import time
-from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from denizen import __version__, _native
 from denizen.worker import lifeline
+from denizen.worker.channel import Channel
 from denizen.worker.config import WorkerConfig
 from denizen.worker.protocol import (
     Abort,
-    Body,
     Bye,
     Done,
     Drain,
+    Envelope,
     Error,
     Hello,
     Load,
@@ -30,15 +29,9 @@ from denizen.worker.protocol import (
     Stats,
     Submit,
     TokenRow,
-    decode,
-    encode,
-    encode_tokens,
 )
 from denizen.worker.stub.engine import Engine
 from denizen.worker.stub.options import Options
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 LOAD, PREFILL, DECODE, IDLE = 0, 2, 3, 4  # phases of the arena's heartbeat
 STATS_SECONDS = 0.25
@@ -57,11 +50,10 @@ class Stub:
 
     def __init__(self, arena: _native.Arena, config: WorkerConfig, options: Options) -> None:
         self._arena = arena
+        self._channel = Channel(arena, (_native.ArenaFull, _native.SlabFull))
         self._config = config
         self._options = options
         self._fault = options.fault
-        self._sequence = 0
-        self._outbox: deque[bytes] = deque()  # what the ring had no room for
         self._tokens = 0
         self._draining = False
         self._stats = Stats()
@@ -81,25 +73,30 @@ class Stub:
             self._receive()
             if self._draining and not self._engine.busy:
                 break
-            if self._engine.busy and not self._outbox:
+            if self._engine.busy and not self._channel.backlog:
                 self._step()
             self._report()
         self._report(at_once=True)
-        self._send(Bye("drained"))
-        while self._outbox:
+        self._channel.send(Bye("drained"))
+        while self._channel.backlog:
             self._receive()
 
     def _start(self) -> None:
-        self._send(
-            Hello(version=__version__, pid=os.getpid(), python=platform.python_version(), device=self._config.device)
+        hello = Hello(
+            abi=".".join(map(str, _native.ABI)),
+            version=__version__,
+            pid=os.getpid(),
+            python=platform.python_version(),
+            device=self._config.device,
         )
+        self._channel.send(hello)
         self._arena.set_phase(LOAD)
         self._misbehave("load")
         if self._options.load_ms:
             for tenth in range(1, 11):
                 time.sleep(self._options.load_ms / 10_000)
                 for model in self._config.models:
-                    self._send(Stats(load=Load(model.name, LOAD_BYTES * tenth // 10, LOAD_BYTES)))
+                    self._channel.send(Stats(load=Load(model.name, LOAD_BYTES * tenth // 10, LOAD_BYTES)))
         models = tuple(
             ReadyModel(
                 model.name,
@@ -112,7 +109,7 @@ class Stub:
             for model in self._config.models
         )
         self._arena.set_phase(IDLE)
-        self._send(Ready(models, credits=4 * self._config.scheduler.max_rows))
+        self._channel.send(Ready(models, credits=4 * self._config.scheduler.max_rows))
 
     def _receive(self) -> None:
         """Handles what has come; waits only if there is nothing else to do."""
@@ -121,22 +118,21 @@ class Stub:
             timeout = -1
             if self._stats != self._engine.stats():
                 timeout = max(0, int((self._stats_at + STATS_SECONDS - time.monotonic()) * 1000) + 1)
-        if self._outbox:
+        if self._channel.backlog:
             timeout = 1
-        for data, _ in self._arena.recv(256, timeout):
-            envelope = decode(data)
-            if envelope is None:
-                continue
+        for envelope in self._channel.receive(timeout):
+            if not isinstance(envelope, Envelope):
+                raise envelope
             body = envelope.body
             if isinstance(body, Submit):
                 self._submit(envelope.request, body)
             elif isinstance(body, Abort) and not self._has("deaf"):
                 done = self._engine.abort(envelope.request)
                 if done is not None:
-                    self._send(done, envelope.request)
+                    self._channel.send(done, envelope.request)
             elif isinstance(body, (Drain, Bye)):
                 self._draining = True
-        self._flush()
+        self._channel.flush()
 
     def _submit(self, request: int, submit: Submit) -> None:
         refusal = self._engine.submit(request, submit)
@@ -144,7 +140,7 @@ class Stub:
             self._engine.abort(request)
             refusal = Error("stub_error", "the stub was told to fail", retryable=True)
         if refusal is not None:
-            self._send(refusal, request)
+            self._channel.send(refusal, request)
 
     def _step(self) -> None:
         if self._engine.admit():
@@ -157,12 +153,12 @@ class Stub:
             self._misbehave("decode")
         rows, ended = self._engine.step()
         self._tokens += len(rows)
-        self._send_tokens(rows)
+        self._channel.send_tokens(rows)
         for request, done in ended:
-            self._send(done, request)
+            self._channel.send(done, request)
             if self._has("double"):
-                self._send_tokens([TokenRow(request, done.completion, 0)])
-                self._send(Done("length"), request)
+                self._channel.send_tokens([TokenRow(request, done.completion, 0)])
+                self._channel.send(Done("length"), request)
         if not self._engine.busy:
             self._arena.set_phase(IDLE)
 
@@ -171,7 +167,7 @@ class Stub:
         now = time.monotonic()
         if stats != self._stats and (at_once or now - self._stats_at >= STATS_SECONDS):
             self._stats, self._stats_at = stats, now
-            self._send(stats)
+            self._channel.send(stats)
 
     def _has(self, kind: str) -> bool:
         return self._fault is not None and self._fault.kind == kind
@@ -190,27 +186,7 @@ class Stub:
             while True:
                 time.sleep(60)
         elif fault.kind == "garbage":
-            self._post(b"\xc1 this is no envelope")
-
-    def _send(self, body: Body, request: int = 0) -> None:
-        self._post(encode(body, request=request, sequence=self._sequence))
-
-    def _send_tokens(self, rows: Sequence[TokenRow]) -> None:
-        for data in encode_tokens(rows, self._sequence):
-            self._post(data)
-
-    def _post(self, data: bytes) -> None:
-        self._sequence += 1
-        self._outbox.append(data)
-        self._flush()
-
-    def _flush(self) -> None:
-        try:
-            while self._outbox:
-                self._arena.send(self._outbox[0])
-                self._outbox.popleft()
-        except _native.ArenaFull:
-            return
+            self._arena.send(b"\xc1 this is no envelope")
 
 
 def main() -> None:

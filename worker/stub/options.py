@@ -6,9 +6,9 @@
 
 A fault has
 
-- ``kind``: ``kill`` (SIGKILL to itself), ``exit`` (status 1), ``hang`` (stands still), ``stubborn`` (the same, and ignores
-  SIGTERM), ``garbage`` (sends bytes that are no envelope), ``error`` (answers ERROR), ``double`` (a second terminal and
-  late tokens after each DONE), ``deaf`` (ignores ABORT)
+- ``kind``: ``kill`` (SIGKILL to itself), ``exit`` (status 1), ``hang`` (stands still), ``stubborn`` (the same, and
+  ignores SIGTERM), ``garbage`` (sends bytes that are no envelope), ``error`` (answers ERROR), ``double`` (a second
+  terminal and late tokens after each DONE), ``deaf`` (ignores ABORT)
 - ``when`` (``decode``): ``start``, ``load``, ``prefill`` or ``decode``
 - ``after_tokens`` (0): with ``decode``, not before this many tokens were sent
 - ``worker``: only the worker with this index

@@ -1,9 +1,17 @@
 //! From validated token-id requests to workers and back.
 
 pub mod envelope;
+mod receive;
 mod request;
+mod router;
+mod sequence;
+mod table;
+mod worker;
 
+pub use receive::Notice;
 pub use request::*;
+pub use router::Router;
+pub use worker::{Link, SendError, WorkerState};
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
 //! What the HTTP side hands to the router, and what it gets back.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
@@ -72,6 +73,18 @@ pub enum Event {
     Failed(Failure),
 }
 
+impl Event {
+    /// Memory that it takes while it waits for its reader, in bytes, roughly.
+    pub fn bytes(&self) -> usize {
+        let own = std::mem::size_of::<Self>();
+        let top = |logprob: &TokenLogprob| std::mem::size_of_val(&logprob.top[..]);
+        match self {
+            Self::Token { logprob, .. } => own + logprob.as_ref().map_or(0, top),
+            Self::Done { .. } | Self::Failed(_) => own,
+        }
+    }
+}
+
 /// Why a sequence ended without a result.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
@@ -82,6 +95,18 @@ pub struct Failure {
     pub param: Option<String>,
     /// The same request may succeed if it is sent again.
     pub retryable: bool,
+}
+
+impl Failure {
+    /// Nobody reads this one: the client has gone.
+    pub(super) fn client_left() -> Self {
+        Self {
+            code: "client_left".to_owned(),
+            message: "the client has gone".to_owned(),
+            param: None,
+            retryable: false,
+        }
+    }
 }
 
 /// Why a sequence was not taken.
@@ -103,20 +128,38 @@ pub enum SubmitError {
 pub struct Generation {
     events: mpsc::UnboundedReceiver<Event>,
     _abort: AbortOnDrop,
+    /// Bytes of events sent and not taken.
+    buffered: Arc<AtomicUsize>,
 }
 
 impl Generation {
     /// `abort` runs when the generation is dropped, whether it has ended or not.
     pub fn new(events: mpsc::UnboundedReceiver<Event>, abort: AbortOnDrop) -> Self {
+        Self::buffered(events, abort, Arc::default())
+    }
+
+    /// The same, for a sender that adds each event's [`Event::bytes`] to `buffered`, so as to notice a reader that stands
+    /// still.
+    pub fn buffered(
+        events: mpsc::UnboundedReceiver<Event>,
+        abort: AbortOnDrop,
+        buffered: Arc<AtomicUsize>,
+    ) -> Self {
         Self {
             events,
             _abort: abort,
+            buffered,
         }
     }
 
     /// The next event, or `None` after the terminal one.
     pub async fn next(&mut self) -> Option<Event> {
-        self.events.recv().await
+        let event = self.events.recv().await?;
+        // Not below zero: a sender need not count.
+        let _ = self.buffered.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |bytes| {
+            Some(bytes.saturating_sub(event.bytes()))
+        });
+        Some(event)
     }
 }
 

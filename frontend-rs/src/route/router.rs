@@ -1,0 +1,355 @@
+//! The real [`Backend`]: chooses a worker for each sequence and carries its tokens back.
+//!
+//! One lock guards the table of live sequences, the queue and the workers; nothing under it blocks or waits. A sequence
+//! ends where it is taken out of the table, and only there is its terminal event sent: so there is exactly one.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{mpsc, watch};
+
+use super::envelope::{Load, RequestId, ToWorker};
+use super::request::{AbortOnDrop, Event, Failure, Generate, Generation, SubmitError};
+use super::sequence::{Place, Sequence};
+use super::table::Table;
+use super::worker::{Link, SendError, Worker, WorkerState};
+use super::Backend;
+use crate::metrics::Metrics;
+use crate::model::ModelEntry;
+
+/// What a client is told to wait before it tries again.
+const RETRY_AFTER_S: u64 = 1;
+/// The same where a worker has to start.
+const RETRY_AFTER_START_S: u64 = 5;
+
+/// Cheap to clone; all clones are one router.
+#[derive(Clone)]
+pub struct Router {
+    shared: Arc<Shared>,
+}
+
+pub(super) struct Shared {
+    state: Mutex<State>,
+    pub(super) metrics: Metrics,
+    /// Live sequences, for those who wait until there are none.
+    live: watch::Sender<usize>,
+    max_sequences: usize,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    models: Vec<Arc<ModelEntry>>,
+    pub(super) table: Table<Sequence>,
+    /// Sequences that wait for a worker, oldest first.
+    queue: VecDeque<RequestId>,
+    pub(super) workers: Vec<Worker>,
+    draining: bool,
+}
+
+impl Router {
+    /// `max_sequences`: most sequences queued or running; more are refused.
+    pub fn new(max_sequences: usize) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                state: Mutex::default(),
+                metrics: Metrics::default(),
+                live: watch::Sender::new(0),
+                max_sequences,
+            }),
+        }
+    }
+
+    pub(super) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    pub fn set_models(&self, models: Vec<Arc<ModelEntry>>) {
+        self.shared.lock().models = models;
+    }
+
+    /// Adds a worker and returns its index.
+    pub fn add_worker(&self, name: String, models: Vec<String>) -> usize {
+        let mut state = self.shared.lock();
+        state.workers.push(Worker::new(name, models));
+        state.workers.len() - 1
+    }
+
+    /// A life of a worker begins.
+    pub fn worker_started(&self, worker: usize, epoch: u64, link: Arc<dyn Link>) {
+        self.shared.lock().workers[worker].start(epoch, link);
+    }
+
+    /// How far its weights are.
+    pub(super) fn worker_loads(&self, worker: usize, load: Load) {
+        let state = &mut self.shared.lock().workers[worker].state;
+        if matches!(state, WorkerState::Starting(_)) {
+            *state = WorkerState::Starting(Some(load));
+        }
+    }
+
+    /// It makes no progress (`Some(why)`), or does again (`None`).
+    pub fn worker_stalled(&self, worker: usize, why: Option<String>) {
+        let mut state = self.shared.lock();
+        let place = &mut state.workers[worker].state;
+        *place = match (&*place, why) {
+            (WorkerState::Ready | WorkerState::Stalled(_), Some(why)) => WorkerState::Stalled(why),
+            (WorkerState::Stalled(_), None) => WorkerState::Ready,
+            _ => return,
+        };
+        self.shared.pump(&mut state);
+    }
+
+    /// Messages that found no room go now, if there is some.
+    pub fn pump(&self) {
+        self.shared.pump(&mut self.shared.lock());
+    }
+
+    /// A life of a worker has ended. Its sequences that have sent nothing yet are given to another worker, once; the
+    /// rest fail.
+    pub fn worker_died(&self, worker: usize, why: &str) {
+        let mut state = self.shared.lock();
+        let name = state.workers[worker].name.clone();
+        state.workers[worker].stop(why.to_owned());
+        self.shared.metrics.worker_deaths.with_label_values(&[&worker.to_string()]).inc();
+        let lost = state.table.ids(|sequence| sequence.place == Place::Worker(worker));
+        for id in lost.into_iter().rev() {
+            let Some(sequence) = state.table.get_mut(id) else { continue };
+            if sequence.may_move() {
+                sequence.place = Place::Queue;
+                sequence.moved = true;
+                state.queue.push_front(id);
+                self.shared.metrics.resubmitted.inc();
+            } else {
+                let failure = Failure {
+                    code: "worker_died".to_owned(),
+                    message: format!("{name} died while it served this request ({why}); send the request again"),
+                    param: None,
+                    retryable: true,
+                };
+                self.shared.end(&mut state, id, Event::Failed(failure));
+            }
+        }
+        self.shared.pump(&mut state);
+    }
+
+    /// Whether a worker has sequences that have not ended.
+    pub fn worker_busy(&self, worker: usize) -> bool {
+        self.shared.lock().workers[worker].in_flight > 0
+    }
+
+    /// Sends DRAIN to all workers, or to one.
+    pub fn drain_worker(&self, worker: usize) {
+        self.shared.lock().workers[worker].post(&ToWorker::Drain, 0);
+    }
+
+    /// From now on new sequences are refused and `/ready` says 503.
+    pub fn drain(&self) {
+        self.shared.lock().draining = true;
+    }
+
+    /// Returns when no sequence is live.
+    pub async fn idle(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.shared.live.subscribe().wait_for(|live| *live == 0).await;
+    }
+
+    /// Ends all sequences; returns how many there were.
+    pub fn fail_all(&self, failure: &Failure) -> usize {
+        let mut state = self.shared.lock();
+        let ids = state.table.ids(|_| true);
+        for id in &ids {
+            self.shared.abort(&mut state, *id);
+            self.shared.end(&mut state, *id, Event::Failed(failure.clone()));
+        }
+        ids.len()
+    }
+
+    /// Hands a sequence to a worker; also [`Backend::submit`].
+    fn submit(&self, generate: Generate) -> Result<Generation, SubmitError> {
+        let model = generate.model.name.clone();
+        let mut state = self.shared.lock();
+        let refusal = self.shared.refuse(&state, &model);
+        if let Some(refusal) = refusal {
+            self.shared.metrics.requests.with_label_values(&[&model, "rejected"]).inc();
+            return Err(refusal);
+        }
+        let (events, receiver) = mpsc::unbounded_channel();
+        let sequence = Sequence::new(generate, events, self.shared.metrics.sequence(&model));
+        let buffered = sequence.buffered.clone();
+        let id = state.table.insert(sequence);
+        state.queue.push_back(id);
+        self.shared.live.send_replace(state.table.len());
+        self.shared.pump(&mut state);
+        let shared = self.shared.clone();
+        let abort = AbortOnDrop::new(move || shared.client_left(id));
+        Ok(Generation::buffered(receiver, abort, buffered))
+    }
+}
+
+impl Shared {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change under the lock is finished before anything that could panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn refuse(&self, state: &State, model: &str) -> Option<SubmitError> {
+        if state.draining {
+            return Some(SubmitError::Draining);
+        }
+        if !state.workers.iter().any(|worker| worker.state == WorkerState::Ready && worker.hosts(model)) {
+            return Some(SubmitError::NotReady { model: model.to_owned(), retry_after_s: RETRY_AFTER_START_S });
+        }
+        if state.table.len() >= self.max_sequences {
+            return Some(SubmitError::Busy { limit: self.max_sequences, retry_after_s: RETRY_AFTER_S });
+        }
+        None
+    }
+
+    /// The ready worker with room that hosts the model and has the fewest sequences.
+    fn choose(state: &State, model: &str) -> Option<usize> {
+        let candidates = state.workers.iter().enumerate().filter(|(_, w)| w.has_room() && w.hosts(model));
+        candidates.min_by_key(|(_, worker)| worker.in_flight).map(|(index, _)| index)
+    }
+
+    /// Gives queued sequences to workers, oldest first, as far as there is room. A model whose workers are full does not
+    /// hold up another model's sequences.
+    pub(super) fn pump(&self, state: &mut State) {
+        for worker in &mut state.workers {
+            worker.flush();
+        }
+        let mut kept = VecDeque::new();
+        while let Some(id) = state.queue.pop_front() {
+            if !state.workers.iter().any(Worker::has_room) {
+                state.queue.push_front(id);
+                break;
+            }
+            if let Some(id) = self.place(state, id) {
+                kept.push_back(id);
+            }
+        }
+        // What could not be placed is older than what was not looked at.
+        kept.append(&mut state.queue);
+        state.queue = kept;
+    }
+
+    /// Sends a queued sequence to a worker; returns its id if it has to wait on.
+    fn place(&self, state: &mut State, id: RequestId) -> Option<RequestId> {
+        let model = state.table.get_mut(id)?.generate.model.name.clone();
+        let Some(index) = Self::choose(state, &model) else { return Some(id) };
+        let State { table, workers, .. } = state;
+        let (sequence, worker) = (table.get_mut(id)?, &mut workers[index]);
+        match worker.try_send(&ToWorker::Submit(sequence.submit()), id.to_wire()) {
+            Ok(()) => {
+                worker.in_flight += 1;
+                sequence.place = Place::Worker(index);
+                None
+            }
+            Err(SendError::Full | SendError::Gone) => Some(id),
+            Err(SendError::TooLarge(message)) => {
+                let failure =
+                    Failure { code: "request_too_large".to_owned(), message, param: None, retryable: false };
+                self.end(state, id, Event::Failed(failure));
+                None
+            }
+        }
+    }
+
+    /// Takes a sequence out of the table and sends its terminal event.
+    pub(super) fn end(&self, state: &mut State, id: RequestId, terminal: Event) {
+        let Some(sequence) = state.table.remove(id) else { return };
+        if let Place::Worker(worker) = sequence.place {
+            let worker = &mut state.workers[worker];
+            worker.in_flight = worker.in_flight.saturating_sub(1);
+        }
+        let model = &sequence.generate.model.name;
+        self.metrics.requests.with_label_values(&[model, sequence.outcome(&terminal)]).inc();
+        self.metrics.prompt_tokens.with_label_values(&[model]).inc_by(u64::from(sequence.prompt_tokens));
+        sequence.end(terminal);
+        self.live.send_replace(state.table.len());
+    }
+
+    /// Tells a sequence's worker to stop; the sequence stays in the table until the worker's terminal.
+    pub(super) fn abort(&self, state: &mut State, id: RequestId) {
+        let Some(sequence) = state.table.get_mut(id) else { return };
+        if let Place::Worker(worker) = sequence.place {
+            if !sequence.aborted {
+                sequence.aborted = true;
+                state.workers[worker].post(&ToWorker::Abort, id.to_wire());
+            }
+        }
+    }
+
+    /// The client dropped its generation: nobody waits for the events any more.
+    fn client_left(&self, id: RequestId) {
+        let mut state = self.lock();
+        let Some(sequence) = state.table.get_mut(id) else { return };
+        if sequence.place == Place::Queue {
+            state.queue.retain(|queued| *queued != id);
+            self.end(&mut state, id, Event::Failed(Failure::client_left()));
+        } else {
+            self.abort(&mut state, id);
+        }
+    }
+
+    fn refresh_gauges(&self) {
+        let state = self.lock();
+        let m = &self.metrics;
+        m.in_flight.set(state.table.len() as i64);
+        m.queued.set(state.queue.len() as i64);
+        let (mut waiting, mut sent, mut pages, mut pages_total) = (0, 0, 0, 0);
+        for (index, worker) in state.workers.iter().enumerate() {
+            let (stats, label) = (&worker.stats, index.to_string());
+            let label = &[label.as_str()];
+            m.worker_up.with_label_values(label).set(i64::from(worker.state == WorkerState::Ready));
+            for (gauge, value) in [
+                (&m.worker_waiting, stats.waiting),
+                (&m.worker_running, stats.running),
+                (&m.rows, stats.rows),
+                (&m.rows_total, stats.rows_total),
+                (&m.kv_pages, stats.kv_pages),
+                (&m.kv_pages_total, stats.kv_pages_total),
+                (&m.state_slots, stats.state_slots),
+                (&m.state_slots_total, stats.state_slots_total),
+            ] {
+                gauge.with_label_values(label).set(i64::try_from(value).unwrap_or(i64::MAX));
+            }
+            waiting += stats.waiting;
+            sent += u64::from(worker.in_flight);
+            pages += stats.kv_pages;
+            pages_total += stats.kv_pages_total;
+        }
+        // A worker's own figures are up to a quarter of a second old; what was sent to it is known at once.
+        m.gateway.waiting.set((state.queue.len() as u64 + waiting) as i64);
+        m.gateway.running.set(sent.saturating_sub(waiting) as i64);
+        let usage = if pages_total == 0 { 0.0 } else { pages as f64 / pages_total as f64 };
+        m.gateway.kv_usage.set(usage);
+        m.gateway.gpu_cache_usage.set(usage);
+    }
+}
+
+impl Backend for Router {
+    fn submit(&self, request: Generate) -> Result<Generation, SubmitError> {
+        self.submit(request)
+    }
+
+    fn models(&self) -> Vec<Arc<ModelEntry>> {
+        self.shared.lock().models.clone()
+    }
+
+    fn not_ready(&self) -> Vec<String> {
+        let state = self.shared.lock();
+        if state.workers.is_empty() {
+            return vec!["the server is starting".to_owned()];
+        }
+        state.workers.iter().filter_map(Worker::not_ready).collect()
+    }
+
+    fn draining(&self) -> bool {
+        self.shared.lock().draining
+    }
+
+    fn metrics(&self) -> String {
+        self.shared.refresh_gauges();
+        self.shared.metrics.render()
+    }
+}
