@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from denizen.bench import arena, text
+from denizen.bench import arena, cpu_text, frontend, text
 from denizen.bench.errors import BenchError
 
-_COMMANDS = (text, arena)
+_COMMANDS = (text, cpu_text, frontend, arena)
 
 
 def main(argv: list[str] | None = None) -> int:

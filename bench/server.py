@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import shutil
 import signal
@@ -145,3 +146,14 @@ class Server:
             self._log.close()
             self._log = None
         return code
+
+
+def builtin_checkpoint() -> str:
+    """Folder of the built-in model, converted first if need be. Raises BenchError where it cannot be had."""
+    command = [sys.executable, "-m", "denizen.worker.fetch"]
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    events = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    last = events[-1] if events else {}
+    if result.returncode != 0 or "path" not in last:
+        raise BenchError(f"the built-in model cannot be had: {last.get('message', 'the fetch process failed')}")
+    return str(last["path"])

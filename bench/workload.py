@@ -60,7 +60,7 @@ class Workload:
             order.extend(rng.sample(self.prompts, len(self.prompts)))
         jobs = []
         for index in range(self.requests):
-            text = order[index] if self.prompts else " ".join(rng.choices(_WORDS, k=self.prompt_tokens))
+            text = order[index] if self.prompts else words(rng, self.prompt_tokens)
             job = Job(
                 index=index,
                 prompt=text if isinstance(text, str) else "",
@@ -77,6 +77,11 @@ class Workload:
         """Hash of all jobs made so far."""
         digest: str = self._hash.hexdigest()
         return digest
+
+
+def words(rng: random.Random, count: int) -> str:
+    """A prompt of `count` random words, about as many tokens."""
+    return " ".join(rng.choices(_WORDS, k=count))
 
 
 def read_prompts(path: Path) -> list[str | list[dict[str, Any]]]:
