@@ -37,8 +37,8 @@ def main(checkpoint: str, threads: int) -> None:
 
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint)
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     print(json.dumps({"ready": True}), flush=True)
