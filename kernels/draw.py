@@ -6,7 +6,10 @@ noise does not depend on the row, the batch or the bucket, so a seeded request d
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from denizen.kernels.jit import jit, tl
 
 
 def _signed(value: int, bits: int) -> int:
@@ -62,3 +65,40 @@ def log_exponential(seed: torch.Tensor, position: torch.Tensor, ids: torch.Tenso
     # 31 bits; small values are exact in float32, and they are the ones that decide an argmax.
     uniform = x.bitwise_and_(0x7FFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=_BELOW_ONE)
     return uniform.neg_().log1p_().neg_().log_()
+
+
+@jit
+def draw_key(seed: tl.tensor, position: tl.tensor) -> Any:
+    """Key of a draw, two uint32, from int64 ``seed`` and ``position``: the integers of :func:`_keys`, bit for bit."""
+    x = seed.to(tl.uint64) + (position.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    x = (x ^ (x >> 31)) + 0x9E3779B97F4A7C15
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    x = x ^ (x >> 31)
+    return x.to(tl.uint32), (x >> 32).to(tl.uint32)
+
+
+@jit
+def _lowbias32(x: tl.tensor) -> Any:
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@jit
+def draw_uniform(low: tl.tensor, high: tl.tensor, ids: tl.tensor) -> Any:
+    """Uniforms in (0, 1) fp32 of int32 ``ids`` under a key: those behind :func:`log_exponential`, bit for bit."""
+    x = _lowbias32(_lowbias32(ids.to(tl.uint32) + low) ^ high)
+    uniform = ((x & 0x7FFFFFFF).to(tl.int32).to(tl.float32) + 0.5) * 4.656612873077393e-10  # 2^-31
+    return tl.minimum(uniform, 0.999999940395355224609375)  # 1 - 2^-24
+
+
+@jit
+def draw_log_exponential(uniform: tl.tensor) -> Any:
+    """``log(-log1p(-uniform))`` to 1e-5. The hardware's logarithm is exact to 2^-22 absolutely, not relatively, near 1:
+    below 1/16, where the draws lie that win an argmax, the series takes its place."""
+    u = uniform
+    series = u * (1 + u * (0.5 + u * (0.33333334 + u * (0.25 + u * (0.2 + u * 0.16666667)))))
+    return tl.log(tl.where(u < 0.0625, series, -tl.log(1 - u)))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import torch
+from denizen.kernels.jit import jit, power_of_two, tl
 from torch.nn.functional import rms_norm as _rms_norm
 from torch.nn.functional import silu
-
-if TYPE_CHECKING:
-    import torch
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -23,3 +20,61 @@ def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, ep
     """``rms_norm(x) * silu(gate)``, the norm first, in fp32: all ``[..., D]``, ``weight`` ``[D]``."""
     normed = rms_norm(x.float(), weight.float(), eps)
     return (normed * silu(gate.float())).to(gate.dtype)
+
+
+def add_rms_norm(residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """``rms_norm(residual + delta)``, and the sum, rounded to its type, replaces ``residual`` in place.
+
+    ``residual`` and ``delta`` ``[T, D]``, contiguous; ``delta`` None = nothing to add. Keep ``weight`` ``[D]`` in fp32:
+    a zero-centred weight that was folded into bf16 has lost its last bits.
+    """
+    if residual.is_cuda:
+        return add_rms_norm_triton(residual, delta, weight, eps)
+    if delta is not None:
+        residual.add_(delta)
+    return rms_norm(residual.float(), weight.float(), eps).to(residual.dtype)
+
+
+@jit
+def _add_rms_norm_kernel(
+    residual: tl.tensor,
+    delta: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    eps: tl.tensor,
+    D: tl.constexpr,
+    W: tl.constexpr,
+    ADD: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, W)
+    inside = lane < D
+    scale = tl.load(weight + lane, mask=inside, other=0).to(tl.float32)
+    value = tl.load(residual + token * D + lane, mask=inside, other=0).to(tl.float32)
+    if ADD:
+        value += tl.load(delta + token * D + lane, mask=inside, other=0).to(tl.float32)
+        rounded = value.to(residual.dtype.element_ty)
+        tl.store(residual + token * D + lane, rounded, mask=inside)
+        value = rounded.to(tl.float32)
+    value *= tl.rsqrt(tl.sum(value * value, 0) / D + eps)
+    tl.store(out + token * D + lane, (value * scale).to(out.dtype.element_ty), mask=inside)
+
+
+def add_rms_norm_triton(
+    residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """:func:`add_rms_norm` in one kernel."""
+    tokens, dim = residual.shape
+    out = torch.empty_like(residual)
+    _add_rms_norm_kernel[(tokens,)](
+        residual,
+        residual if delta is None else delta,
+        weight,
+        out,
+        eps,
+        D=dim,
+        W=power_of_two(dim),
+        ADD=delta is not None,
+        num_warps=4 if dim <= 2048 else 8,
+    )
+    return out

@@ -1,0 +1,41 @@
+"""Triton, where it is installed. Installs for the CPU need none: the torch reference of every kernel stands alone.
+
+``TRITON_INTERPRET=1`` in the environment before the first import runs the kernels on the CPU, which is how their tests
+hold them to their references without a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["jit", "power_of_two", "tl"]
+
+try:
+    import triton  # type: ignore[import-untyped]
+    from triton import language as tl
+except ImportError:
+    triton = None
+    tl = None
+
+
+class _Missing:
+    """Stands for a kernel that cannot be compiled here."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        raise ImportError(f"the kernel '{self._name}' needs Triton, which is not installed: pip install triton")
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """``triton.jit``; without Triton, something that says so when it is launched."""
+    return _Missing(function.__name__) if triton is None else triton.jit(function)
+
+
+def power_of_two(size: int) -> int:
+    """The smallest power of two that is at least ``size``: a block's width."""
+    return 1 << max(size - 1, 0).bit_length()

@@ -1,0 +1,140 @@
+"""Every kernel compiles for Hopper at the shapes of the models served, without a GPU, and spills no registers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+from denizen.kernels import (
+    attention_inputs,
+    decode_step,
+    gate,
+    gated_delta_decode,
+    norm,
+    page_gather,
+    row_writes,
+    sample,
+)
+
+_POINTERS = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.bool: "*i1",
+}
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Launches compile instead of running; yields the resource usage of each kernel by name."""
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.runtime.jit import JITFunction
+
+    target = GPUTarget("cuda", 90, 32)
+    cuobjdump = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    usage: dict[str, str] = {}
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        names = [p.name for p in self.params]
+        values = dict(zip(names, args, strict=False))
+        values.update({k: v for k, v in kwargs.items() if k in names})
+        signature, constants, attributes = {}, {}, {}
+        for index, parameter in enumerate(self.params):
+            value = values[parameter.name]
+            if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
+                signature[parameter.name], constants[(index,)] = "constexpr", value
+            elif isinstance(value, torch.Tensor):
+                signature[parameter.name] = _POINTERS[value.dtype]
+                attributes[(index,)] = [["tt.divisibility", 16]]
+            elif isinstance(value, float):
+                signature[parameter.name] = "fp32"
+            else:
+                signature[parameter.name] = "i32"
+                if value % 16 == 0:
+                    attributes[(index,)] = [["tt.divisibility", 16]]
+        options = {k: v for k, v in kwargs.items() if k in ("num_warps", "num_stages")}
+        source = ASTSource(self, signature, constants, attributes)
+        cubin = tmp_path / f"{self.__name__}.cubin"
+        cubin.write_bytes(triton.compile(source, target=target, options=options).asm["cubin"])
+        report = subprocess.run([cuobjdump, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
+        usage[self.__name__] = report
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    yield usage
+    assert usage
+    for name, report in usage.items():
+        print(name, *re.findall(r"(?:REG|STACK|SHARED|LOCAL):\d+", report))
+        assert "STACK:0 " in report, f"{name} spills: {report}"
+        assert "LOCAL:0 " in report, f"{name} spills: {report}"
+
+
+def _ints(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+def _longs(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int64)
+
+
+def _half(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.bfloat16)
+
+
+def test_tables(compiled: dict[str, str]) -> None:
+    rows, table = 128, _ints(130, 2052)
+    page_gather.page_gather_triton(
+        _ints(rows), table[:, 4:], _ints(rows), 16, 0, _ints(rows + 1), _ints(9000), _ints(rows)
+    )
+    row_writes.apply_row_writes_triton(_ints(100000), _ints(256, 2), _ints(5000))
+    out = decode_step.DecodeInputs.allocate(rows, torch.device("cpu"))
+    decode_step.decode_inputs_triton(_ints(rows), table[:, 1], table[:, 0], table[:, 4:], 16, 0, out)
+    decode_step.advance_rows_triton(_ints(rows), _longs(rows), out.lengths, table[:, 0], table[:, 1], table[:, 2])
+
+
+def test_layers(compiled: dict[str, str]) -> None:
+    rows = 128
+    norm.add_rms_norm_triton(_half(rows, 1024), _half(rows, 1024), torch.zeros(1024), 1e-6)
+    gate.silu_mul_triton(_half(rows, 7168))
+    projected = _half(rows, 8 * 512 + 2 * 512)
+    gate.sigmoid_gate_triton(_half(rows, 8, 256), projected[:, :4096].view(rows, 8, 512)[..., 256:])
+    weight, table, pool = torch.zeros(256), torch.zeros(4096, 2, 32), _half(64, 16, 2, 256)
+    attention_inputs.attention_inputs_triton(
+        projected, 8, 2, True, weight, weight, 1e-6, table, _longs(rows), _ints(rows), pool, pool.clone()
+    )
+
+
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("split", [False, True])
+def test_gated_delta_decode(compiled: dict[str, str], split: bool, state_dtype: torch.dtype) -> None:
+    rows, heads, dim, channels = 16, 16, 128, 6144
+    parts = _half(rows, channels + 2048 + 32).split((channels, 2048, 16, 16), dim=1)
+    scalars = torch.zeros(heads)
+    gated_delta_decode.gated_delta_decode_triton(
+        *parts,
+        _half(channels, 4),
+        scalars,
+        scalars,
+        torch.zeros(dim),
+        1e-6,
+        _half(20, 3, channels),
+        torch.zeros(20, heads, dim, dim, dtype=state_dtype),
+        _ints(rows),
+        split=split,
+    )
+
+
+@pytest.mark.parametrize("make", [_half, torch.zeros])
+def test_sampler(compiled: dict[str, str], make: Callable[..., torch.Tensor]) -> None:
+    rows = 16
+    sample.gumbel_argmax_triton(make(rows, 248320), torch.zeros(rows, 4)[:, 0], _longs(rows, 4)[:, 0], _longs(rows))
