@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
+from denizen.worker import env
 from denizen.worker.fetch_report import FetchError
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -86,7 +86,7 @@ def download(folder: Path, report: Report) -> Path:
     with _watched(temporary, report):
         result = subprocess.run(
             command,
-            env={**os.environ, "TMPDIR": str(temporary)},
+            env=env.for_child(TMPDIR=str(temporary)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -143,7 +143,8 @@ def convert(file: Path, folder: Path, report: Report) -> None:
     values = {key: field.contents() for key, field in reader.fields.items()}
     config = _config(values)
     tensors: dict[str, NDArray[np.float32]] = {}
-    for index, tensor in enumerate(reader.tensors):
+    done, total = 0, 4 * sum(int(tensor.n_elements) for tensor in reader.tensors)
+    for tensor in reader.tensors:
         name = _tensor_name(tensor.name)
         weight = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
         if name.endswith("q_proj.weight"):
@@ -151,7 +152,8 @@ def convert(file: Path, folder: Path, report: Report) -> None:
         elif name.endswith("k_proj.weight"):
             weight = _unpermute(weight, config["num_key_value_heads"])
         tensors[name] = np.ascontiguousarray(weight)
-        report.progress("model.safetensors", index + 1, len(reader.tensors))
+        done += weight.nbytes
+        report.progress("model.safetensors", done, total)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     _tokenizer(values).save(str(folder / "tokenizer.json"))
     _write(folder / "tokenizer_config.json", _tokenizer_config(values))

@@ -23,7 +23,8 @@ _INTERVAL = 0.1
 
 
 class FetchError(WorkerError):
-    """A model cannot be had. ``code``: ``not_found``, ``gated``, ``network``, ``disk_full``, ``corrupt``, ``usage``."""
+    """A model cannot be had. ``code``: ``not_found``, ``gated``, ``network``, ``disk_full``, ``corrupt``,
+    ``usage``, ``io``."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)

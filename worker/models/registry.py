@@ -30,8 +30,13 @@ def model_class(checkpoint: Checkpoint) -> type[Model]:
     if place is None:
         raise CheckpointError(
             f"{checkpoint.path / 'config.json'}: the model {names[0]} is not supported; "
-            f"supported: {', '.join(sorted(_ARCHITECTURES))}"
+            f"supported: {', '.join(supported_architectures())}"
         )
     module = import_module(f"denizen.worker.models.{place[0]}")
     found: type[Model] = getattr(module, place[1])
     return found
+
+
+def supported_architectures() -> tuple[str, ...]:
+    """What ``architectures`` may name, sorted."""
+    return tuple(sorted(_ARCHITECTURES))

@@ -1,0 +1,195 @@
+"""Downloads a checkpoint from the Hugging Face hub, or finds it in the hub's cache.
+
+Everything goes through ``huggingface_hub``, so its cache, ``HF_ENDPOINT``, ``HF_TOKEN``, ``HF_HOME`` and
+``HF_HUB_OFFLINE`` mean what they mean everywhere. An interrupted download continues where it stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from denizen.worker.fetch_report import FetchError
+from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from denizen.worker.fetch_report import Report
+
+_CONFIG = "config.json"
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_PATTERNS = ["*.json", "*.jinja", "model*.safetensors"]
+#: Room to leave on the disk, in bytes.
+_MARGIN = 64 << 20
+
+
+def fetch_hub(repository: str, revision: str | None, report: Report) -> Path:
+    """The folder of a complete snapshot. Raises :class:`FetchError`."""
+    report.status(f"Looking up {repository} on the hub")
+    try:
+        with translated(repository, revision):
+            files = _list(repository, revision)
+            return _download(repository, files, report)
+    except FetchError as error:
+        if error.code != "network":
+            raise
+        cached = _cached(repository, revision)
+        if cached is None:
+            raise
+        report.status(f"{error}; using the copy in the cache")
+        return cached
+
+
+class _Files:
+    """What there is to download: names and sizes at one commit."""
+
+    def __init__(self, commit: str, sizes: dict[str, int]) -> None:
+        self.commit = commit
+        self.sizes = sizes
+
+
+def _list(repository: str, revision: str | None) -> _Files:
+    """Files of the top folder that a checkpoint needs."""
+    info = HfApi().model_info(repository, revision=revision, files_metadata=True)
+    names = {entry.rfilename: entry.size or 0 for entry in info.siblings or [] if "/" not in entry.rfilename}
+    sizes = {name: size for name, size in names.items() if any(Path(name).match(pattern) for pattern in _PATTERNS)}
+    if _CONFIG not in sizes or not {_SINGLE, _INDEX} & set(sizes):
+        raise FetchError(
+            f"'{repository}' on the hub has no {_CONFIG} with {_SINGLE} or {_INDEX}; choose a repository that holds "
+            "the model in safetensors",
+            "not_found",
+        )
+    if info.sha is None:
+        raise FetchError(f"the hub named no commit for '{repository}'; try again", "network")
+    return _Files(info.sha, sizes)
+
+
+def _download(repository: str, files: _Files, report: Report) -> Path:
+    missing = {
+        name: size
+        for name, size in files.sizes.items()
+        if not isinstance(try_to_load_from_cache(repository, name, revision=files.commit), str)
+    }
+    _check_space(sum(missing.values()), repository)
+    # Small files first: a checkpoint that is refused is refused early.
+    for name in sorted(missing, key=missing.__getitem__):
+        hf_hub_download(repository, name, revision=files.commit, tqdm_class=_bar(name, missing[name], report))
+        report.progress(name, missing[name], missing[name])
+    config = hf_hub_download(repository, _CONFIG, revision=files.commit, local_files_only=True)
+    return Path(config).parent
+
+
+def _check_space(needed: int, repository: str) -> None:
+    folder = Path(constants.HF_HUB_CACHE)
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if needed and needed + _MARGIN > free:
+        raise FetchError(
+            f"'{repository}' needs {needed / 1e9:.2f} GB in {constants.HF_HUB_CACHE}, where {free / 1e9:.2f} GB are "
+            "free; make room, or set HF_HOME to a larger disk",
+            "disk_full",
+        )
+
+
+def _bar(name: str, size: int, report: Report) -> type:
+    """A progress bar class as ``huggingface_hub`` makes one for a file; it reports instead of drawing."""
+
+    class Bar:
+        def __init__(self, *_: Any, total: int | None = None, initial: int = 0, **__: Any) -> None:
+            self.total = total or size
+            self.n = initial
+            report.progress(name, self.n, self.total)
+
+        def update(self, count: int | float | None = 1) -> None:
+            self.n += int(count or 0)
+            report.progress(name, self.n, self.total)
+
+        def __enter__(self) -> Bar:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def __getattr__(self, _: str) -> Any:
+            """Whatever else a bar can do draws something."""
+            return lambda *_, **__: None
+
+    return Bar
+
+
+def _cached(repository: str, revision: str | None) -> Path | None:
+    """A complete snapshot that an earlier run left in the cache."""
+    try:
+        folder = Path(snapshot_download(repository, revision=revision, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        return None
+    if not (folder / _CONFIG).is_file():
+        return None
+    if (folder / _INDEX).is_file():
+        shards = set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+        return folder if all((folder / shard).is_file() for shard in shards) else None
+    return folder if (folder / _SINGLE).is_file() else None
+
+
+@contextlib.contextmanager
+def translated(what: str, revision: str | None = None) -> Iterator[None]:
+    """Turns what libraries raise while ``what`` is fetched into :class:`FetchError`, one line with a remedy."""
+    try:
+        yield
+    except FetchError:
+        raise
+    except GatedRepoError:
+        raise FetchError(
+            f"'{what}' is gated: accept its licence at {constants.ENDPOINT}/{what} and set HF_TOKEN to a token of that "
+            "account",
+            "gated",
+        ) from None
+    except RevisionNotFoundError:
+        raise FetchError(f"'{what}' has no revision '{revision}' on the hub; check its name", "not_found") from None
+    except RepositoryNotFoundError:
+        raise FetchError(
+            f"'{what}' is neither a local folder nor a model of the hub at {constants.ENDPOINT}; check the name, or "
+            "set HF_TOKEN if it is private",
+            "not_found",
+        ) from None
+    except HFValidationError:
+        raise FetchError(f"'{what}' is neither a local folder nor a hub id (OWNER/NAME)", "usage") from None
+    except (OfflineModeIsEnabled, LocalEntryNotFoundError, httpx.TransportError, ConnectionError) as error:
+        raise FetchError(
+            f"the hub cannot be reached for '{what}' ({_reason(error)}); check the network", "network"
+        ) from None
+    except HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else "an error"
+        raise FetchError(
+            f"the hub at {constants.ENDPOINT} answered {status} for '{what}'; try again later", "network"
+        ) from None
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise FetchError(
+                f"the disk is full while '{what}' is written; make room and start again", "disk_full"
+            ) from None
+        raise FetchError(f"'{what}' cannot be fetched: {_reason(error)}", "io") from None
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of the innermost message."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error) or type(error).__name__).splitlines()[0]
