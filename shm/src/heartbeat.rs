@@ -102,7 +102,7 @@ pub struct Beat {
 }
 
 impl Beat {
-    pub fn start(own: Arc<impl Memory + 'static>) -> Result<Self> {
+    pub fn start(own: Arc<impl Memory + Send + Sync + 'static>) -> Result<Self> {
         let stop = Arc::new((Mutex::new(false), Condvar::new()));
         let signal = Arc::clone(&stop);
         own.store(header::BEAT, monotonic_ns());

@@ -7,7 +7,7 @@ use std::sync::atomic::{fence, AtomicU64, Ordering};
 ///
 /// Every offset that reaches these methods was computed from a checked [`crate::layout::Layout`], so an offset out of
 /// range is a bug of this crate: implementations panic on it.
-pub trait Memory: Send + Sync {
+pub trait Memory {
     /// Load a word; what was written before the matching [`Memory::store`] is visible afterwards (acquire).
     fn load(&self, at: usize) -> u64;
     /// Store a word, after everything written before it (release).
