@@ -9,10 +9,22 @@
 //! - `text`: tokenizer, incremental detokenizer, stop strings
 //! - `route`: least-loaded choice of a worker, envelopes, requests in flight
 //! - `supervise`: worker processes: start, heartbeat, restart, drain
+//! - `cli`, `config`, `serve`, `doctor`: the commands; `fetch`, `checkpoint`, `python`, `gpu`: what they look at first
 
 pub mod chat;
+mod checkpoint;
+pub mod cli;
+pub mod config;
+pub mod doctor;
+mod fetch;
+mod gpu;
 pub mod http;
 pub mod metrics;
 pub mod model;
+pub mod progress;
+mod python;
 pub mod route;
+pub mod serve;
+mod shutdown;
+pub mod supervise;
 pub mod text;

@@ -21,6 +21,11 @@ _ARCHITECTURES = {
 }
 
 
+def supported_architectures() -> list[str]:
+    """What ``architectures`` of a ``config.json`` may name."""
+    return sorted(_ARCHITECTURES)
+
+
 def model_class(checkpoint: Checkpoint) -> type[Model]:
     """Raises :class:`CheckpointError` that lists what is supported."""
     names = checkpoint.config.get("architectures")

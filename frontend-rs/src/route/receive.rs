@@ -1,6 +1,6 @@
 //! What a worker's envelopes do to the table.
 
-use super::envelope::{Done, Envelope, FromWorker, RequestId, Stats, TokenRow, WorkerError, WorkerHello};
+use super::envelope::{Done, Envelope, FromWorker, Load, RequestId, Stats, TokenRow, WorkerError, WorkerHello};
 use super::request::{Event, Failure};
 use super::router::{Router, Shared, State};
 use super::sequence::Place;
@@ -9,6 +9,7 @@ use super::sequence::Place;
 #[derive(Debug, PartialEq)]
 pub enum Notice {
     Hello(WorkerHello),
+    Loading(Load),
     /// The worker takes requests now.
     Ready,
     /// The worker itself failed.
@@ -50,8 +51,8 @@ impl Router {
                 shared.terminal(&mut state, worker, envelope.request, Event::Failed(failure));
             }
             Some(FromWorker::Stats(Stats { load: Some(load), .. })) => {
-                drop(state);
-                self.worker_loads(worker, load);
+                state.workers[worker].loads(load.clone());
+                return Some(Notice::Loading(load));
             }
             Some(FromWorker::Stats(stats)) => shared.stats(&mut state, worker, stats),
             Some(FromWorker::Bye { why }) => return Some(Notice::Bye { why }),

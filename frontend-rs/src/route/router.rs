@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{mpsc, watch};
 
-use super::envelope::{Load, RequestId, ToWorker};
+use super::envelope::{RequestId, ToWorker};
 use super::request::{AbortOnDrop, Event, Failure, Generate, Generation, SubmitError};
 use super::sequence::{Place, Sequence};
 use super::table::Table;
@@ -79,12 +79,9 @@ impl Router {
         self.shared.lock().workers[worker].start(epoch, link);
     }
 
-    /// How far its weights are.
-    pub(super) fn worker_loads(&self, worker: usize, load: Load) {
-        let state = &mut self.shared.lock().workers[worker].state;
-        if matches!(state, WorkerState::Starting(_)) {
-            *state = WorkerState::Starting(Some(load));
-        }
+    /// Sends the first envelope of a life.
+    pub fn greet(&self, worker: usize, hello: &ToWorker<'_>) {
+        self.shared.lock().workers[worker].post(hello, 0);
     }
 
     /// It makes no progress (`Some(why)`), or does again (`None`).
@@ -105,12 +102,14 @@ impl Router {
     }
 
     /// A life of a worker has ended. Its sequences that have sent nothing yet are given to another worker, once; the
-    /// rest fail.
+    /// rest fail. May be called again for the same death, when more is known of it.
     pub fn worker_died(&self, worker: usize, why: &str) {
         let mut state = self.shared.lock();
         let name = state.workers[worker].name.clone();
+        if !matches!(state.workers[worker].state, WorkerState::Down(_)) {
+            self.shared.metrics.worker_deaths.with_label_values(&[&worker.to_string()]).inc();
+        }
         state.workers[worker].stop(why.to_owned());
-        self.shared.metrics.worker_deaths.with_label_values(&[&worker.to_string()]).inc();
         let lost = state.table.ids(|sequence| sequence.place == Place::Worker(worker));
         for id in lost.into_iter().rev() {
             let Some(sequence) = state.table.get_mut(id) else { continue };
@@ -137,7 +136,7 @@ impl Router {
         self.shared.lock().workers[worker].in_flight > 0
     }
 
-    /// Sends DRAIN to all workers, or to one.
+    /// Tells a worker to finish and go.
     pub fn drain_worker(&self, worker: usize) {
         self.shared.lock().workers[worker].post(&ToWorker::Drain, 0);
     }

@@ -100,6 +100,13 @@ impl Worker {
         self.outbox.clear();
     }
 
+    /// How far its weights are.
+    pub fn loads(&mut self, load: Load) {
+        if matches!(self.state, WorkerState::Starting(_)) {
+            self.state = WorkerState::Starting(Some(load));
+        }
+    }
+
     pub fn grant(&mut self, credits: u32) {
         self.credits = credits.min(MAX_CREDITS);
         self.state = WorkerState::Ready;

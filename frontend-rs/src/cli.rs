@@ -1,0 +1,129 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+const EXAMPLES: &str = "\
+Examples:
+  denizen serve
+      the built-in model on 127.0.0.1:8000
+  denizen serve --model Qwen/Qwen3.5-0.8B --devices cuda:0
+      a model from the Hugging Face hub, on one GPU
+  denizen serve --model small=./SmolLM2 --model big=./Qwen3.5-2B@cuda:1 --devices cuda:0,cuda:1
+      two local models: 'small' on both GPUs, 'big' on the second
+  denizen doctor
+      what this machine offers, and what is missing";
+
+/// Serve small autoregressive models over an OpenAI-compatible API.
+#[derive(Debug, Parser)]
+#[command(name = "denizen", version, after_help = EXAMPLES, disable_help_subcommand = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve models over HTTP
+    Serve(Box<ServeArgs>),
+    /// Show what this machine offers and what is missing
+    Doctor(DoctorArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct ServeArgs {
+    /// A model: a checkpoint folder or a hub id, optionally with a name and devices of its own; repeatable. Without it,
+    /// the built-in SmolLM2-135M-Instruct
+    #[arg(long = "model", value_name = "[NAME=]PATH_OR_HUB_ID[@DEVICES]", help_heading = "Models")]
+    pub models: Vec<String>,
+    /// Devices to use: cpu, or cuda:0,cuda:1,…
+    #[arg(long, value_name = "DEVICES", default_value = "cpu", help_heading = "Models")]
+    pub devices: String,
+    /// Worker processes per device; more than one only on cpu
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive(), help_heading = "Models")]
+    pub workers_per_device: u32,
+    /// Longest prompt + output in tokens; the checkpoint's by default
+    #[arg(long, value_name = "TOKENS", value_parser = positive(), help_heading = "Models")]
+    pub max_context: Option<u32>,
+
+    /// Address to listen on
+    #[arg(long, default_value = "127.0.0.1", help_heading = "HTTP")]
+    pub host: String,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, default_value_t = 8000, help_heading = "HTTP")]
+    pub port: u16,
+    /// Key that clients must send as 'Authorization: Bearer KEY'
+    #[arg(long, value_name = "KEY", env = "DENIZEN_API_KEY", hide_env_values = true, help_heading = "HTTP")]
+    pub api_key: Option<String>,
+    /// Most sequences queued or running; more get 429
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = positive(), help_heading = "HTTP")]
+    pub max_in_flight: u32,
+    /// Largest request body in MiB; larger ones get 413
+    #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = positive(), help_heading = "HTTP")]
+    pub max_body: u32,
+    /// Seconds after which a request is given up
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = positive(), help_heading = "HTTP")]
+    pub request_timeout: u32,
+    /// Seconds that running requests get to finish after SIGTERM
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, help_heading = "HTTP")]
+    pub drain_timeout: u32,
+
+    /// Requests that run at once, per worker and model [default: 64 on cpu, 256 on cuda]
+    #[arg(long, value_name = "N", value_parser = positive(), help_heading = "Workers")]
+    pub max_rows: Option<u32>,
+    /// KV cache per worker and model in tokens; what the memory allows by default
+    #[arg(long, value_name = "TOKENS", value_parser = positive(), help_heading = "Workers")]
+    pub kv_tokens: Option<u32>,
+    /// Tokens in a KV page [default: 16]
+    #[arg(long, value_name = "TOKENS", value_parser = positive(), help_heading = "Workers")]
+    pub page_size: Option<u32>,
+    /// Most prompt tokens in one prefill step [default: 512]
+    #[arg(long, value_name = "TOKENS", value_parser = positive(), help_heading = "Workers")]
+    pub prefill_chunk: Option<u32>,
+    /// CPU threads for the math of all cpu workers together; all cores by default
+    #[arg(long, value_name = "N", value_parser = positive(), help_heading = "Workers")]
+    pub threads: Option<u32>,
+    /// Do not prepare a step while the one before it runs
+    #[arg(long, help_heading = "Workers")]
+    pub no_overlap: bool,
+    /// Plan every step on the host instead of keeping requests on the device
+    #[arg(long, help_heading = "Workers")]
+    pub no_resident: bool,
+    /// Python interpreter for the workers [default: the one of VIRTUAL_ENV, else the one beside this program]
+    #[arg(long, value_name = "PATH", help_heading = "Workers")]
+    pub python: Option<PathBuf>,
+
+    /// error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = ["error", "warn", "info", "debug", "trace"])]
+    pub log_level: String,
+
+    /// Module that workers run
+    #[arg(long, default_value = "denizen.worker", hide = true)]
+    pub worker_module: String,
+    /// Seconds without progress after which a worker is killed, whatever it does
+    #[arg(long, value_name = "SECONDS", hide = true, value_parser = positive())]
+    pub hang_limit: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Python interpreter to look at [default: the one of VIRTUAL_ENV, else the one beside this program]
+    #[arg(long, value_name = "PATH")]
+    pub python: Option<PathBuf>,
+}
+
+fn positive() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

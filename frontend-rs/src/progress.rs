@@ -1,0 +1,123 @@
+//! What the user sees while the server starts: bars on a terminal, plain lines elsewhere.
+
+use std::collections::HashMap;
+use std::io::{IsTerminal, Write};
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+
+/// The one place that writes to stderr, so that lines and bars do not tear each other.
+pub struct Terminal {
+    bars: MultiProgress,
+    interactive: bool,
+}
+
+static TERMINAL: LazyLock<Terminal> =
+    LazyLock::new(|| Terminal { bars: MultiProgress::new(), interactive: std::io::stderr().is_terminal() });
+
+impl Terminal {
+    /// Writes a line, above the bars if there are any.
+    pub fn line(text: &str) {
+        TERMINAL.bars.suspend(|| {
+            // A closed stderr is no reason to stop serving.
+            let _ = writeln!(std::io::stderr(), "{text}");
+        });
+    }
+}
+
+/// Log lines for `tracing_subscriber`.
+pub struct LogLines(Vec<u8>);
+
+impl LogLines {
+    pub fn new() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl Default for LogLines {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Write for LogLines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for LogLines {
+    fn drop(&mut self) {
+        Terminal::line(String::from_utf8_lossy(&self.0).trim_end());
+    }
+}
+
+/// Several things that advance in bytes, each under its own label.
+#[derive(Default)]
+pub struct Progress {
+    items: Mutex<HashMap<String, Item>>,
+}
+
+struct Item {
+    bar: Option<ProgressBar>,
+    /// Last tenth that a plain line told of.
+    told: u64,
+}
+
+impl Progress {
+    /// `label` is at `done` of `total` bytes; an unknown total is 0.
+    pub fn update(&self, label: &str, done: u64, total: u64) {
+        let mut items = self.items.lock().unwrap_or_else(PoisonError::into_inner);
+        let item = items.entry(label.to_owned()).or_insert_with(|| Item::new(label, total));
+        if let Some(bar) = &item.bar {
+            bar.set_length(total.max(done));
+            bar.set_position(done);
+            if total > 0 && done >= total {
+                bar.finish_and_clear();
+            }
+        }
+        let tenth = if total == 0 { 0 } else { done.min(total) * 10 / total };
+        if tenth > item.told {
+            item.told = tenth;
+            if item.bar.is_none() || tenth == 10 {
+                Terminal::line(&format!("  {label}: {} % of {}", tenth * 10, size(total)));
+            }
+        }
+    }
+
+    /// Removes bars that have not reached their end.
+    pub fn clear(&self) {
+        for (_, item) in self.items.lock().unwrap_or_else(PoisonError::into_inner).drain() {
+            if let Some(bar) = item.bar {
+                bar.finish_and_clear();
+            }
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+impl Item {
+    fn new(label: &str, total: u64) -> Self {
+        let bar = TERMINAL.interactive.then(|| {
+            let template = "  {msg:32!} {bar:30.cyan/dim} {bytes:>10} of {total_bytes:<10} {bytes_per_sec:>12} {eta:>4}";
+            let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+            TERMINAL.bars.add(ProgressBar::new(total).with_style(style).with_message(label.to_owned()))
+        });
+        Self { bar, told: 0 }
+    }
+}
+
+/// `12.3 MiB`.
+pub fn size(bytes: u64) -> String {
+    indicatif::HumanBytes(bytes).to_string()
+}
