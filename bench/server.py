@@ -150,7 +150,7 @@ class Server:
 
 def builtin_checkpoint() -> str:
     """Folder of the built-in model, converted first if need be. Raises BenchError where it cannot be had."""
-    command = [sys.executable, "-m", "denizen.worker.fetch"]
+    command = [sys.executable, "-m", "denizen.worker.fetch", "builtin"]
     result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     events = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
     last = events[-1] if events else {}

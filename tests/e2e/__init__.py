@@ -1,0 +1,1 @@
+"""Whole-server tests: `denizen serve` with real worker processes, over real sockets."""
