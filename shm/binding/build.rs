@@ -8,12 +8,18 @@ use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
 /// Folder in the repository → package under `denizen/`.
-const PACKAGES: [(&str, &str); 4] = [("worker", "worker"), ("kernels", "kernels"), ("bench", "bench"), ("shm/python", "shm")];
+const PACKAGES: [(&str, &str); 4] = [
+    ("worker", "worker"),
+    ("kernels", "kernels"),
+    ("bench", "bench"),
+    ("shm/python", "shm"),
+];
 /// What ships. Anything else in those folders (results, caches) stays out.
 const SUFFIXES: [&str; 5] = ["py", "pyi", "typed", "json", "jinja"];
 
 fn main() -> io::Result<()> {
-    let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo")).join("../..");
+    let root =
+        PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo")).join("../..");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
     for (folder, package) in PACKAGES {
         let source = root.join(folder);
@@ -37,7 +43,10 @@ fn copy_package(source: &Path, target: &Path) -> io::Result<()> {
             if name != "__pycache__" {
                 copy_package(&path, &target.join(name))?;
             }
-        } else if path.extension().is_some_and(|e| SUFFIXES.iter().any(|s| e == *s)) {
+        } else if path
+            .extension()
+            .is_some_and(|e| SUFFIXES.iter().any(|s| e == *s))
+        {
             fs::copy(&path, target.join(name))?;
         }
     }
