@@ -1,7 +1,7 @@
 """P29 and its kind: a client that goes away frees all that its request held, at once and in every phase.
 
-Symptoms: the KV cache is held until max_tokens after a disconnect, above all without streaming or while queued; an abort
-is lost because it raced the end; an abort that meets a late result leaks pages.
+Symptoms: the KV cache is held until max_tokens after a disconnect, above all without streaming or while queued; an
+abort is lost because it raced the end; an abort that meets a late result leaks pages.
 """
 
 from __future__ import annotations
@@ -57,11 +57,10 @@ def running(server: Running) -> float:
 
 
 def aborted(server: Running) -> float:
-    text = server.http.get("/metrics").text
-    lines = [
-        line for line in text.splitlines() if line.startswith("denizen_requests_total") and 'outcome="abort' in line
-    ]
-    return sum(float(line.rpartition(" ")[2]) for line in lines)
+    """Sequences that ended by an abort so far."""
+    lines = server.http.get("/metrics").text.splitlines()
+    counters = [line for line in lines if line.startswith("denizen_requests_total{") and 'outcome="abort' in line]
+    return sum(float(line.rpartition(" ")[2]) for line in counters)
 
 
 @pytest.mark.parametrize("path", BODIES)

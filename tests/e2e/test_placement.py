@@ -15,10 +15,8 @@ if TYPE_CHECKING:
     from .conftest import Serve
     from .running import Running
 
-PROMPTS = [
-    f"The server {word}"
-    for word in ["reads", "writes", "waits", "answers", "stops", "starts", "again", "and", "tokens", "pages"]
-]
+ENDINGS = ("reads", "writes", "waits", "answers", "stops", "starts", "again", "and", "tokens", "pages")
+PROMPTS = [f"The server {ending}" for ending in ENDINGS]
 
 
 def texts(server: Running, model: str, tokens: int = 48) -> list[str]:
