@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import denizen
-from denizen.worker import env
+from denizen.worker import env, lifeline
 from denizen.worker.channel import Channel
 from denizen.worker.config import WorkerConfig
 from denizen.worker.errors import ConfigError, WorkerError
@@ -32,20 +32,22 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("denizen.worker")
 
+#: Longest time that a failing worker waits for room to say why.
+_REPORT_S = 2.0
 #: Requests in flight beyond those that run: they wait in the worker, so that a free row is filled at once.
 _QUEUED_PER_ROW = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the worker; returns the exit code."""
-    # Before any thread starts: threads inherit the mask, so only the watch sees SIGTERM. Ctrl-C is the front end's.
+    # Before any thread starts: threads inherit the mask, so only the watch sees SIGTERM.
     watch = TerminationWatch()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     parser = argparse.ArgumentParser(prog="python -m denizen.worker", description="A worker process of Denizen.")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the front end")
     parser.add_argument("--config", required=True, help="JSON, see docs/design/protocol.md")
     options = parser.parse_args(arguments)
+    lifeline.hold(options.fd)
     logging.basicConfig(level=env.log_level(), format="%(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
     native: Any = importlib.import_module("denizen._native")
     try:
@@ -53,9 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         print(f"denizen worker: cannot attach to the front end: {error}", file=sys.stderr)
         return 1
-    channel = Channel(arena, native.ArenaFull)
+    channel = Channel(arena, (native.ArenaFull, native.SlabFull))
     try:
-        serve(channel, options.config, watch)
+        serve(channel, options.config, watch, ".".join(map(str, native.ABI)))
     except native.PeerGone:
         _log.info("the front end has gone")
     except WorkerError as error:
@@ -68,10 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def serve(channel: Channel, config_json: str, watch: TerminationWatch) -> None:
+def serve(channel: Channel, config_json: str, watch: TerminationWatch, abi: str = "") -> None:
     """HELLO, load, READY, and the engine's loop until it ends."""
     channel.send(
         Hello(
+            abi=abi,
             version=denizen.__version__,
             pid=os.getpid(),
             python=platform.python_version(),
@@ -125,6 +128,7 @@ def _fail(channel: Channel, gone: type[Exception], code: str, message: str) -> i
     print(f"denizen worker: {line}", file=sys.stderr)
     try:
         channel.send(Error(code, line))
+        channel.finish(_REPORT_S)
     except gone:
         _log.debug("nobody is left to tell")
     return 1

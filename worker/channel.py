@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
@@ -9,6 +10,10 @@ from denizen.worker.protocol import Body, Envelope, ProtocolError, TokenRow, dec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+#: How long to wait before another try to send what the arena had no room for.
+_RETRY_MS = 5
 
 
 class Arena(Protocol):
@@ -25,7 +30,7 @@ class Channel:
     """Used by the plan thread only. What the arena has no room for waits here, in order: a front end that stands still
     must not stop the engine, and it has bounded what can be in flight by its credits."""
 
-    def __init__(self, arena: Arena, full: type[Exception]) -> None:
+    def __init__(self, arena: Arena, full: type[Exception] | tuple[type[Exception], ...]) -> None:
         """``full``: what ``arena.send`` raises when there is no room."""
         self.arena = arena
         self._full = full
@@ -51,6 +56,14 @@ class Channel:
             except self._full:
                 return
             self._backlog.popleft()
+
+    def finish(self, seconds: float) -> None:
+        """Sends what waits, for as long as ``seconds``; what arrives meanwhile is not read."""
+        deadline = time.monotonic() + seconds
+        self.flush()
+        while self._backlog and time.monotonic() < deadline:
+            self.arena.recv(256, _RETRY_MS)
+            self.flush()
 
     def receive(self, timeout_ms: int, max_messages: int = 256) -> list[Envelope | ProtocolError]:
         """Envelopes that have arrived, in order; a malformed one as the error that it is."""

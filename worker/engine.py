@@ -46,7 +46,7 @@ _WALK_PHASE = {"prefill": PHASE_PREFILL, "decode": PHASE_DECODE}
 _STATS_INTERVAL_S = 0.25
 #: How long an idle worker waits before it tries again to send what the arena had no room for.
 _RETRY_MS = 5
-#: A step that outlives this at the end is left to the process's exit.
+#: At the end: how long to wait for the step that runs, and for the front end to take what is left.
 _CLOSE_S = 10.0
 
 
@@ -89,6 +89,7 @@ class Engine:
             _log.warning("a step is still running after %.0f s", _CLOSE_S)
         self._send_stats(last=True)
         self.channel.send(Bye(self._stop or "drained"))
+        self.channel.finish(_CLOSE_S)
 
     def _iterate(self) -> None:
         """Queues the next iteration; waits for the oldest one when enough are queued."""

@@ -137,7 +137,7 @@ class Peer:
         deadline = time.monotonic() + DEADLINE_S
         while not condition():
             with self.arena.changed:
-                self.arena.changed.wait_for(lambda: self.arena.outgoing or self.failure, deadline - time.monotonic())
+                self.arena.changed.wait_for(lambda: self.arena.outgoing or self.failure, 0.02)
                 taken = list(self.arena.outgoing)
                 self.arena.outgoing.clear()
             if self.failure is not None and not taken:

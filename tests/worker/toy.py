@@ -6,6 +6,8 @@ and, if asked for, on a second KV pool that decode only reads.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from denizen.worker.config import EngineConfig, PoolConfig, SchedulerConfig
 from denizen.worker.models.base import RAGGED, Batch, KvPoolSpec, StatePoolSpec, StateSpec, Walk
@@ -38,7 +40,7 @@ class ToyModel:
             "decode": Walk("decode", {key: int(key == "self") for key in keys}),
         }
         self._embedding = random(vocab, HIDDEN)
-        self._position = random(context, HIDDEN) * 0.3
+        self._position = random(context, HIDDEN) * 1.5
         self._qkv = random(HIDDEN, HIDDEN + 2 * DIM) * 0.4
         self._head = random(HIDDEN, vocab)
         self.fail_at: int | None = None
@@ -57,7 +59,7 @@ class ToyModel:
             previous = torch.where(batch.fresh[:, None], 0.0, previous)
         bounds = batch.cu_seqlens.tolist()
         mixed = torch.empty_like(x)
-        for row, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        for row, (begin, end) in enumerate(itertools.pairwise(bounds)):
             decay = previous[row]
             for token in range(begin, end):
                 decay = 0.5 * decay + x[token]

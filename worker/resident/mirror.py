@@ -1,7 +1,7 @@
 """The host's copy of what the device tables say: lengths and page counts of every row, by KV pool.
 
 It moves when a step is committed, exactly once, by the spans that the step's walk declares (E7). A prepared step that
-is dropped never moved it; a committed step that does not run is taken back with :meth:`Mirror.rollback`.
+is dropped never moved it, and a committed step always runs, so there is nothing to take back.
 """
 
 from __future__ import annotations
@@ -51,10 +51,6 @@ class Mirror:
             full = self.pages[key][advance.rows] * self.page_size[key]
             if (lengths[advance.rows] > full).any():
                 raise AssertionError(f"a row of pool '{key}' grew beyond its pages")
-
-    def rollback(self, advance: Advance) -> None:
-        for key in advance.pools:
-            self.lengths[key][advance.rows] -= advance.counts
 
     def step_lengths(self, key: str, rows: np.ndarray, counts: np.ndarray | int) -> np.ndarray:
         """Lengths int32 ``[n]`` that a step over ``rows`` will see in pool ``key``, its own positions included."""
