@@ -359,15 +359,18 @@ impl Endpoint {
         self.bell_in.ring()
     }
 
-    /// Read the socket once. Packets go to `on_packet`; end of file marks the peer as gone.
-    pub fn read_socket(&self, on_packet: impl FnOnce(&[u8]) -> Result<()>) -> Result<()> {
-        match receive(&self.socket)? {
-            Packet::None => Ok(()),
-            Packet::EndOfFile => {
-                self.set_gone();
-                Ok(())
+    /// Read the socket until it has nothing more to say, as an edge-triggered poll needs. Packets go to `on_packet`; end
+    /// of file marks the peer as gone.
+    pub fn read_socket(&self, on_packet: impl Fn(&[u8]) -> Result<()>) -> Result<()> {
+        loop {
+            match receive(&self.socket)? {
+                Packet::None => return Ok(()),
+                Packet::EndOfFile => {
+                    self.set_gone();
+                    return Ok(());
+                }
+                Packet::Data(bytes, _fds) => on_packet(&bytes)?,
             }
-            Packet::Data(bytes, _fds) => on_packet(&bytes),
         }
     }
 
