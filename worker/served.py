@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from denizen.worker.protocol import Submit
 
 #: Part of the available memory that the KV pools may take when ``kv_tokens`` is not given.
-_KV_SHARE = 0.5
+_KV_SHARE = 0.3
 
 
 @dataclass

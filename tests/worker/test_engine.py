@@ -43,7 +43,7 @@ VARIANTS = {
 def run(prompts=PROMPTS, max_tokens: int = OUTPUTS, variant: dict | None = None, **options) -> list[list[int]]:
     variant = dict(variant or {})
     model = ToyModel(context_pool=options.pop("context_pool", False))
-    served = serve_toy(model, **{key: value for key, value in variant.items()})
+    served = serve_toy(model, **variant)
     tokens = generate(served, prompts, max_tokens, overlap=variant.get("overlap", True), **options)
     if "kv_tokens" in variant:
         assert served.scheduler.preemptions > 2
