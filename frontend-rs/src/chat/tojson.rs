@@ -141,7 +141,9 @@ fn write_string(out: &mut String, text: &str, ensure_ascii: bool) {
             '\t' => out.push_str("\\t"),
             '\x08' => out.push_str("\\b"),
             '\x0c' => out.push_str("\\f"),
-            c if (c as u32) < 0x20 => out.push_str(&format!("\\u{:04x}", c as u32)),
+            c if (c as u32) < 0x20 || (ensure_ascii && c == '\x7f') => {
+                out.push_str(&format!("\\u{:04x}", c as u32))
+            }
             c if ensure_ascii && !c.is_ascii() => {
                 let mut units = [0; 2];
                 for unit in c.encode_utf16(&mut units) {

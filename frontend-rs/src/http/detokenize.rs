@@ -16,11 +16,10 @@ pub async fn detokenize(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    run::limited(&app, |_permit, _deadline| {
-        run::prepared(&app, request, answer)
-    })
-    .await
-    .map(Json)
+    let admission = run::admit(&app)?;
+    run::prepared(&app, &admission, request, answer)
+        .await
+        .map(Json)
 }
 
 fn answer(app: &App, body: Bytes) -> Result<Value, ApiError> {

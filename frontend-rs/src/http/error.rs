@@ -1,5 +1,7 @@
 //! Errors in OpenAI's shape.
 
+use std::time::Duration;
+
 use axum::http::{header, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::{json, Value};
@@ -47,9 +49,15 @@ impl ApiError {
         Self::invalid(param, message).code("unsupported_parameter")
     }
 
-    pub fn timeout(seconds: u64) -> Self {
-        let message = format!("the request took longer than the server's limit of {seconds} s");
+    pub fn timeout(limit: Duration) -> Self {
+        let message = format!("the request took longer than the server's limit of {limit:?}");
         Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message)
+    }
+
+    pub fn slow_body(limit: Duration) -> Self {
+        let message =
+            format!("the request's body did not arrive within the server's limit of {limit:?}");
+        Self::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
     }
 
     pub fn code(mut self, code: &str) -> Self {

@@ -20,7 +20,7 @@ use super::job::Job;
 use super::shape::Shape;
 use super::sse::{self, Sink, Unsendable};
 use super::{body, App};
-use crate::route::{Event, Failure, Generation};
+use crate::route::{Event, Failure, Generation, SubmitError};
 
 /// A choice as a whole.
 #[derive(Default)]
@@ -31,43 +31,58 @@ pub struct Collected {
     pub finish: Finish,
 }
 
-/// Takes one of the places for requests in flight.
-fn admit(app: &App) -> Result<OwnedSemaphorePermit, ApiError> {
+/// One of the places for requests in flight, and when the request must have ended.
+pub struct Admission {
+    permit: OwnedSemaphorePermit,
+    deadline: Instant,
+}
+
+pub fn admit(app: &App) -> Result<Admission, ApiError> {
     if app.backend.draining() {
         return Err(ApiError::draining());
     }
-    Semaphore::try_acquire_owned(app.in_flight.clone()).map_err(|_| {
+    let permit = Semaphore::try_acquire_owned(app.in_flight.clone()).map_err(|_| {
         let limit = app.config.max_in_flight;
-        crate::route::SubmitError::Busy {
+        ApiError::from(SubmitError::Busy {
             limit,
             retry_after_s: 1,
-        }
-        .into()
+        })
+    })?;
+    Ok(Admission {
+        permit,
+        deadline: Instant::now() + app.config.request_timeout,
     })
 }
 
-/// Runs `work` with one of the places for requests in flight and the request's deadline.
-pub async fn limited<T, F: Future<Output = Result<T, ApiError>>>(
+/// Waits for `work`, but not past the request's deadline.
+async fn within<T>(
     app: &App,
-    work: impl FnOnce(OwnedSemaphorePermit, Instant) -> F,
+    deadline: Instant,
+    work: impl Future<Output = Result<T, ApiError>>,
 ) -> Result<T, ApiError> {
-    let permit = admit(app)?;
-    let deadline = Instant::now() + app.config.request_timeout;
-    let result = tokio::time::timeout_at(deadline, work(permit, deadline)).await;
-    result.unwrap_or_else(|_| Err(ApiError::timeout(app.config.request_timeout.as_secs())))
+    let result = tokio::time::timeout_at(deadline, work).await;
+    result.unwrap_or_else(|_| Err(ApiError::timeout(app.config.request_timeout)))
 }
 
 /// Reads a JSON body and has it `prepare`d on the text threads.
 pub async fn prepared<T: Send + 'static>(
     app: &Arc<App>,
+    admission: &Admission,
     request: Request,
     prepare: fn(&App, Bytes) -> Result<T, ApiError>,
 ) -> Result<T, ApiError> {
-    let body = body::read_json(request, app.config.max_body).await?;
+    let body = tokio::time::timeout_at(
+        admission.deadline,
+        body::read_json(request, app.config.max_body),
+    )
+    .await;
+    let body = body.unwrap_or_else(|_| Err(ApiError::slow_body(app.config.request_timeout)))?;
     let shared = app.clone();
-    app.pool
-        .run(body.len(), move || prepare(&shared, body))
-        .await?
+    let length = body.len();
+    within(app, admission.deadline, async {
+        app.pool.run(length, move || prepare(&shared, body)).await?
+    })
+    .await
 }
 
 /// Answers a completion request of either endpoint.
@@ -76,37 +91,38 @@ pub async fn generate(
     request: Request,
     prepare: fn(&App, Bytes) -> Result<Job, ApiError>,
 ) -> Result<Response, ApiError> {
-    let app = &app;
-    limited(app, |permit, deadline| async move {
-        let job = prepared(app, request, prepare).await?;
-        let mut running = Running::submit(app, &job)?;
-        let shape = Shape::new(&job);
-        if !job.params.stream {
-            let _permit = permit;
-            let collected = running.collect(app).await?;
-            return Ok(Json(shape.response(&job, &collected)).into_response());
-        }
-        let (sink, events) = sse::channel(app.config.max_buffered, app.config.slow_client_timeout);
-        let streamed = app.clone();
-        tokio::spawn(async move {
-            let _permit = permit;
-            stream(&streamed, job, shape, running, &sink, deadline).await;
-        });
-        let headers = [
-            (
-                header::CONTENT_TYPE,
-                HeaderValue::from_static("text/event-stream; charset=utf-8"),
-            ),
-            (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
-            // Proxies that buffer would turn a stream into one block.
-            (
-                header::HeaderName::from_static("x-accel-buffering"),
-                HeaderValue::from_static("no"),
-            ),
-        ];
-        Ok((headers, Body::from_stream(events)).into_response())
-    })
-    .await
+    let admission = admit(&app)?;
+    let job = prepared(&app, &admission, request, prepare).await?;
+    let mut running = Running::submit(&app, &job)?;
+    let shape = Shape::new(&job);
+    if !job.params.stream {
+        let collected = within(&app, admission.deadline, running.collect())
+            .await
+            .inspect_err(|error| {
+                app.counters
+                    .aborted(if error.code.as_deref() == Some("timeout") {
+                        "timeout"
+                    } else {
+                        "failed"
+                    });
+            })?;
+        return Ok(Json(shape.response(&job, &collected)).into_response());
+    }
+    let (sink, events) = sse::channel(app.config.max_buffered, app.config.slow_client_timeout);
+    tokio::spawn(async move { stream(&app, job, shape, running, &sink, admission).await });
+    let headers = [
+        (
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("text/event-stream; charset=utf-8"),
+        ),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        // Proxies that buffer would turn a stream into one block.
+        (
+            header::HeaderName::from_static("x-accel-buffering"),
+            HeaderValue::from_static("no"),
+        ),
+    ];
+    Ok((headers, Body::from_stream(events)).into_response())
 }
 
 /// The sequences of a request. Dropping it aborts what has not ended.
@@ -162,11 +178,11 @@ impl Running {
         Some(Ok((index, delta)))
     }
 
-    async fn collect(&mut self, app: &App) -> Result<Vec<Collected>, ApiError> {
+    async fn collect(&mut self) -> Result<Vec<Collected>, ApiError> {
         let mut collected: Vec<Collected> =
             self.choices.iter().map(|_| Collected::default()).collect();
         while let Some(step) = self.next().await {
-            let (index, delta) = step.inspect_err(|_| app.counters.aborted("failed"))?;
+            let (index, delta) = step?;
             let choice = &mut collected[index];
             choice.reasoning.push_str(&delta.reasoning);
             choice.content.push_str(&delta.content);
@@ -179,15 +195,20 @@ impl Running {
     }
 }
 
-/// Writes a request's events until it ends, fails, or nobody reads them any more.
+/// Writes a request's events until it ends, fails, or nobody reads them any more. Its place is free when the client has
+/// everything.
 async fn stream(
     app: &App,
     job: Job,
     shape: Shape,
     mut running: Running,
     sink: &Sink,
-    deadline: Instant,
+    admission: Admission,
 ) {
+    let Admission {
+        permit: _permit,
+        deadline,
+    } = admission;
     for data in shape.opening(&job) {
         sink.send(&data);
     }
@@ -198,7 +219,7 @@ async fn stream(
             () = sink.gone() => return app.counters.aborted("client_gone"),
             () = tokio::time::sleep_until(deadline) => {
                 app.counters.aborted("timeout");
-                break Some(ApiError::timeout(app.config.request_timeout.as_secs()));
+                break Some(ApiError::timeout(app.config.request_timeout));
             }
             step = running.next() => step,
         };
