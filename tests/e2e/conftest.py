@@ -15,12 +15,11 @@ from .running import Running, arena_objects
 from .waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
     from pathlib import Path
 
 CPU = ["--devices", "cpu"]
 STUB = [*CPU, "--worker-module", "denizen.worker.stub"]
-_watched: list[Running] = []
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -35,10 +34,19 @@ def _no_objects_left() -> Iterator[None]:
 def _as_it_was() -> Iterator[None]:
     """After each test every server that is up is healthy and has all rows, pages, state slots and queue places back."""
     yield
-    for server in _watched:
+    for server in Running.started:
         if server.alive:
             assert server.get("/health") == 200
             server.settles()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport]:
+    """A failure shows what the servers have printed."""
+    report = yield
+    if report.failed:
+        report.sections += [(f"log of {server.command}", server.log()) for server in Running.started]
+    return report
 
 
 class Serve(Protocol):
@@ -47,27 +55,17 @@ class Serve(Protocol):
     def __call__(self, arguments: list[str], *, model: str, ready: bool = True, **options: Any) -> Running: ...
 
 
-@contextlib.contextmanager
-def _serving(arguments: list[str], *, model: str, ready: bool = True, **options: Any) -> Iterator[Running]:
-    server = Running(arguments, model=model, **options)
-    server.start()
-    try:
-        if ready:
-            server.wait_ready()
-        _watched.append(server)
-        yield server
-    finally:
-        if server in _watched:
-            _watched.remove(server)
-        server.stop()
-
-
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     with contextlib.ExitStack() as stack:
 
         def start(arguments: list[str], *, model: str, ready: bool = True, **options: Any) -> Running:
-            return stack.enter_context(_serving(arguments, model=model, ready=ready, **options))
+            server = Running(arguments, model=model, **options)
+            stack.callback(server.stop)
+            server.start()
+            if ready:
+                server.wait_ready()
+            return server
 
         yield start
 
@@ -93,7 +91,7 @@ def dense_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def stub(builtin: str) -> Iterator[Running]:
     """The stub worker with the built-in model's tokenizer: it repeats the prompt's ids."""
-    with _serving([*STUB, "--model", f"stub={builtin}"], model="stub") as server:
+    with Running([*STUB, "--model", f"stub={builtin}"], model="stub") as server:
         yield server
 
 
@@ -101,12 +99,12 @@ def stub(builtin: str) -> Iterator[Running]:
 def tiny_server(hybrid_model: Path, dense_model: Path) -> Iterator[Running]:
     """Two tiny models side by side in one worker."""
     models = ["--model", f"hybrid={hybrid_model}", "--model", f"dense={dense_model}"]
-    with _serving([*CPU, *models], model="hybrid") as server:
+    with Running([*CPU, *models], model="hybrid") as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def smol() -> Iterator[Running]:
     """What a newcomer gets: no model named, so the built-in one is served."""
-    with _serving([*CPU, "--threads", str(min(2, os.cpu_count() or 1))], model="SmolLM2-135M-Instruct") as server:
+    with Running([*CPU, "--threads", str(min(2, os.cpu_count() or 1))], model="SmolLM2-135M-Instruct") as server:
         yield server

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import httpx
 import openai
@@ -36,6 +36,9 @@ HELD = (
 class Running(Server):
     """A server that was started with `model` as its first model's name."""
 
+    started: ClassVar[list[Running]] = []
+    """Those that have been started and not been stopped: each test is followed by a look at them."""
+
     def __init__(self, arguments: list[str], *, model: str, api_key: str | None = None, **options: Any) -> None:
         if api_key:
             arguments = [*arguments, "--api-key", api_key]
@@ -47,7 +50,13 @@ class Running(Server):
         self.http = httpx.Client(base_url=self.url, headers=headers, timeout=120, limits=limits)
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key or "none", max_retries=0, timeout=120)
 
+    def start(self) -> None:
+        super().start()
+        self.started.append(self)
+
     def stop(self) -> int | None:
+        if self in self.started:
+            self.started.remove(self)
         self.http.close()
         self.client.close()
         return super().stop()

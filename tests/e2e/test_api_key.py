@@ -32,7 +32,6 @@ WRONG = [
     None,
     "",
     "Bearer",
-    "Bearer ",
     f"Bearer {KEY[:-1]}",
     f"Bearer {KEY}x",
     f"Bearer  {KEY}",

@@ -33,9 +33,9 @@ class Caller:
 
     def __init__(self, server: Running, path: str, body: dict[str, Any]) -> None:
         content = json.dumps({"model": server.model, "ignore_eos": True, **body}).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
         self._socket = socket.create_connection(("127.0.0.1", server.port), timeout=60)
-        self._socket.sendall(head.encode() + b"\r\n\r\n" + content)
+        self._socket.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
 
     def read_events(self, count: int) -> None:
         """Reads until `count` events have come."""

@@ -23,9 +23,10 @@ CASES: list[tuple[str, list[str], int]] = [
     (ALPHABET, ["A"], 64),
     (ALPHABET, [ALPHABET], 64),
     (ALPHABET, ["ZA"], 64),  # across the seam of two repetitions
-    (ALPHABET, ["QRS", "MNO", "XYZ"], 64),  # the first match in the text wins, not the first in the list
+    (ALPHABET, ["QRS", "MNO", "XYZ"], 64),  # the first in the text wins, not the first in the list
     (ALPHABET, ["MNOPQRX", "OPQ"], 64),  # a longer candidate that fails must not hide a shorter one inside it
-    (ALPHABET, ["MNOPQ", "OP"], 64),
+    (ALPHABET, ["MNOPQ", "OP"], 64),  # complete one letter earlier
+    (ALPHABET, ["OPQ", "MNOPQ"], 64),  # complete at the same letter
     (ALPHABET, ["ZZ"], 20),  # never comes: what was held back is given out at the end
     (ALPHABET, ["Z!"], 40),
     ("aaaaab", ["aab"], 32),  # overlaps itself
@@ -40,8 +41,9 @@ CASES: list[tuple[str, list[str], int]] = [
 
 
 def first_match(text: str, stops: list[str]) -> int | None:
-    found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
-    return min(found, default=None)
+    """Where the text ends: generation stops with the match that is complete first; of two, the longer counts."""
+    found = [(at + len(stop), at) for stop in stops if (at := text.find(stop)) >= 0]
+    return min(found)[1] if found else None
 
 
 def unstopped(server: Running, prompt: str | list[int], max_tokens: int) -> str:
