@@ -36,10 +36,19 @@ pub enum Command {
 pub struct ServeArgs {
     /// A model: a checkpoint folder or a hub id, optionally with a name and devices of its own; repeatable. Without it,
     /// the built-in SmolLM2-135M-Instruct
-    #[arg(long = "model", value_name = "[NAME=]PATH_OR_HUB_ID[@DEVICES]", help_heading = "Models")]
+    #[arg(
+        long = "model",
+        value_name = "[NAME=]PATH_OR_HUB_ID[@DEVICES]",
+        help_heading = "Models"
+    )]
     pub models: Vec<String>,
     /// Devices to use: cpu, or cuda:0,cuda:1,…
-    #[arg(long, value_name = "DEVICES", default_value = "cpu", help_heading = "Models")]
+    #[arg(
+        long,
+        value_name = "DEVICES",
+        default_value = "cpu",
+        help_heading = "Models"
+    )]
     pub devices: String,
     /// Worker processes per device; more than one only on cpu
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive(), help_heading = "Models")]
@@ -55,7 +64,13 @@ pub struct ServeArgs {
     #[arg(long, default_value_t = 8000, help_heading = "HTTP")]
     pub port: u16,
     /// Key that clients must send as 'Authorization: Bearer KEY'
-    #[arg(long, value_name = "KEY", env = "DENIZEN_API_KEY", hide_env_values = true, help_heading = "HTTP")]
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "DENIZEN_API_KEY",
+        hide_env_values = true,
+        help_heading = "HTTP"
+    )]
     pub api_key: Option<String>,
     /// Most sequences queued or running; more get 429
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = positive(), help_heading = "HTTP")]
@@ -67,7 +82,12 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = positive(), help_heading = "HTTP")]
     pub request_timeout: u32,
     /// Seconds that running requests get to finish after SIGTERM
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, help_heading = "HTTP")]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 30,
+        help_heading = "HTTP"
+    )]
     pub drain_timeout: u32,
 
     /// Requests that run at once, per worker and model [default: 64 on cpu, 256 on cuda]

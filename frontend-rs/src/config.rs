@@ -50,14 +50,19 @@ pub fn parse_model(text: &str) -> Result<ModelSpec, ConfigError> {
         Source::Hub(id) => id.clone(),
         Source::Builtin => BUILTIN.to_owned(),
     };
-    Ok(ModelSpec { name: name.map_or(derived, str::to_owned), source, devices })
+    Ok(ModelSpec {
+        name: name.map_or(derived, str::to_owned),
+        source,
+        devices,
+    })
 }
 
 /// Splits off `@cpu` or `@cuda:0,cuda:1`; any other `@` belongs to the path.
 fn split_devices(text: &str) -> Result<(&str, Option<Vec<Device>>), ConfigError> {
     match text.rsplit_once('@') {
         Some((place, devices)) if devices.starts_with("cpu") || devices.starts_with("cuda") => {
-            let devices = parse_devices(devices).map_err(|e| ConfigError(format!("--model '{text}': {e}")))?;
+            let devices = parse_devices(devices)
+                .map_err(|e| ConfigError(format!("--model '{text}': {e}")))?;
             Ok((place, Some(devices)))
         }
         _ => Ok((text, None)),
@@ -76,9 +81,13 @@ fn find(text: &str, place: &str) -> Result<Source, ConfigError> {
         return Ok(Source::Folder(path.to_owned()));
     }
     if path.exists() {
-        return Err(ConfigError(format!("--model '{text}': {place} is a file; give the folder of the checkpoint")));
+        return Err(ConfigError(format!(
+            "--model '{text}': {place} is a file; give the folder of the checkpoint"
+        )));
     }
-    let looks_like_path = place.starts_with(['.', '/', '~']) || place.matches('/').count() != 1 || place.ends_with('/');
+    let looks_like_path = place.starts_with(['.', '/', '~'])
+        || place.matches('/').count() != 1
+        || place.ends_with('/');
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     match place.split_once('/') {
         Some((owner, name)) if !looks_like_path && !owner.is_empty() && (owner.to_owned() + name).chars().all(plain) => {
@@ -92,7 +101,10 @@ fn find(text: &str, place: &str) -> Result<Source, ConfigError> {
 
 fn folder_name(folder: &Path) -> String {
     let full = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
-    full.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+    full.file_name().map_or_else(
+        || "model".to_owned(),
+        |name| name.to_string_lossy().into_owned(),
+    )
 }
 
 /// `cpu`, `cuda:0,cuda:1`, in order, without doubles.
@@ -111,9 +123,17 @@ pub fn parse_devices(text: &str) -> Result<Vec<Device>, ConfigError> {
 /// All `--model` options, or the built-in model.
 pub fn models(args: &ServeArgs) -> Result<Vec<ModelSpec>, ConfigError> {
     if args.models.is_empty() {
-        return Ok(vec![ModelSpec { name: BUILTIN.to_owned(), source: Source::Builtin, devices: None }]);
+        return Ok(vec![ModelSpec {
+            name: BUILTIN.to_owned(),
+            source: Source::Builtin,
+            devices: None,
+        }]);
     }
-    let specs = args.models.iter().map(|text| parse_model(text)).collect::<Result<Vec<_>, _>>()?;
+    let specs = args
+        .models
+        .iter()
+        .map(|text| parse_model(text))
+        .collect::<Result<Vec<_>, _>>()?;
     for (index, spec) in specs.iter().enumerate() {
         if specs[..index].iter().any(|other| other.name == spec.name) {
             return Err(ConfigError(format!(
@@ -129,7 +149,8 @@ pub fn models(args: &ServeArgs) -> Result<Vec<ModelSpec>, ConfigError> {
 pub fn devices(args: &ServeArgs, specs: &[ModelSpec]) -> Result<Vec<Device>, ConfigError> {
     let mut devices = Vec::new();
     if specs.iter().any(|spec| spec.devices.is_none()) {
-        devices = parse_devices(&args.devices).map_err(|error| ConfigError(format!("--devices: {error}")))?;
+        devices = parse_devices(&args.devices)
+            .map_err(|error| ConfigError(format!("--devices: {error}")))?;
     }
     for device in specs.iter().flat_map(|spec| spec.devices.iter().flatten()) {
         if !devices.contains(device) {
@@ -164,10 +185,23 @@ pub fn workers(
         overlap: !args.no_overlap,
         resident: !args.no_resident,
     };
-    let count = |device: &Device| if *device == Device::Cpu { args.workers_per_device } else { 1 };
-    let on_cpu = devices.iter().filter(|device| **device == Device::Cpu).map(count).sum::<u32>().max(1);
+    let count = |device: &Device| {
+        if *device == Device::Cpu {
+            args.workers_per_device
+        } else {
+            1
+        }
+    };
+    let on_cpu = devices
+        .iter()
+        .filter(|device| **device == Device::Cpu)
+        .map(count)
+        .sum::<u32>()
+        .max(1);
     let threads = (args.threads.unwrap_or(cores) / on_cpu).max(1);
-    let places = devices.iter().flat_map(|device| std::iter::repeat_n(*device, count(device) as usize));
+    let places = devices
+        .iter()
+        .flat_map(|device| std::iter::repeat_n(*device, count(device) as usize));
     places
         .enumerate()
         .map(|(worker, device)| WorkerPlan {
@@ -177,8 +211,15 @@ pub fn workers(
             models: specs
                 .iter()
                 .zip(folders)
-                .filter(|(spec, _)| spec.devices.as_ref().is_none_or(|devices| devices.contains(&device)))
-                .map(|(spec, path)| WorkerModel { name: spec.name.clone(), path: path.clone() })
+                .filter(|(spec, _)| {
+                    spec.devices
+                        .as_ref()
+                        .is_none_or(|devices| devices.contains(&device))
+                })
+                .map(|(spec, path)| WorkerModel {
+                    name: spec.name.clone(),
+                    path: path.clone(),
+                })
                 .collect(),
             limits: limits.clone(),
         })

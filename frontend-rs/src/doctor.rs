@@ -25,7 +25,11 @@ struct Finding {
 }
 
 fn finding(mark: Mark, what: &'static str, how: impl Into<String>) -> Finding {
-    Finding { mark, what, how: how.into() }
+    Finding {
+        mark,
+        what,
+        how: how.into(),
+    }
 }
 
 /// Prints the table; true if Denizen can serve on this machine.
@@ -35,7 +39,11 @@ pub async fn run(args: &DoctorArgs) -> bool {
     findings.extend(interpreter(args, gpus).await);
     findings.push(shared_memory());
     findings.push(cache_folder());
-    let width = findings.iter().map(|finding| finding.what.len()).max().unwrap_or(0);
+    let width = findings
+        .iter()
+        .map(|finding| finding.what.len())
+        .max()
+        .unwrap_or(0);
     for Finding { mark, what, how } in &findings {
         let mark = match mark {
             Mark::Good => "ok  ",
@@ -56,21 +64,31 @@ async fn interpreter(args: &DoctorArgs, gpus: u32) -> Vec<Finding> {
         Ok(probe) => probe,
         Err(error) => return vec![finding(Mark::Bad, "Python", error.to_string())],
     };
-    let mut findings = vec![finding(Mark::Good, "Python", format!("{} at {}", probe.python, python.display()))];
+    let mut findings = vec![finding(
+        Mark::Good,
+        "Python",
+        format!("{} at {}", probe.python, python.display()),
+    )];
     findings.push(match probe.check(&python, true) {
         Ok(()) => finding(Mark::Good, "packages", "all that a worker needs"),
         Err(error) => finding(Mark::Bad, "packages", error.to_string()),
     });
     findings.push(match (&probe.torch, &probe.torch_error) {
         (None, _) => finding(Mark::Bad, "torch", "not installed"),
-        (Some(version), Some(error)) => {
-            finding(Mark::Bad, "torch", format!("{version} cannot be imported: {error}; reinstall torch"))
-        }
+        (Some(version), Some(error)) => finding(
+            Mark::Bad,
+            "torch",
+            format!("{version} cannot be imported: {error}; reinstall torch"),
+        ),
         (Some(version), None) => finding(Mark::Good, "torch", version.clone()),
     });
     findings.push(match &probe.cuda {
         Some(version) => finding(Mark::Good, "CUDA", format!("torch was built for {version}")),
-        None => finding(Mark::Note, "CUDA", "torch was built without it; models run on the CPU"),
+        None => finding(
+            Mark::Note,
+            "CUDA",
+            "torch was built without it; models run on the CPU",
+        ),
     });
     findings.push(match (&probe.devices[..], gpus) {
         ([], 0) => finding(Mark::Note, "GPU", "none; models run on the CPU (--devices cpu)"),
@@ -83,8 +101,14 @@ async fn interpreter(args: &DoctorArgs, gpus: u32) -> Vec<Finding> {
     });
     findings.push(match &probe.flashinfer {
         Some(version) => finding(Mark::Good, "FlashInfer", version.clone()),
-        None if probe.devices.is_empty() => finding(Mark::Note, "FlashInfer", "not installed; only GPUs need it"),
-        None => finding(Mark::Note, "FlashInfer", "not installed; install with pip install 'denizen[cuda]'"),
+        None if probe.devices.is_empty() => {
+            finding(Mark::Note, "FlashInfer", "not installed; only GPUs need it")
+        }
+        None => finding(
+            Mark::Note,
+            "FlashInfer",
+            "not installed; install with pip install 'denizen[cuda]'",
+        ),
     });
     findings
 }
@@ -114,21 +138,33 @@ fn shared_memory() -> Finding {
 /// `DENIZEN_CACHE`, else `~/.cache/denizen`.
 fn cache_path() -> Option<PathBuf> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-    set("DENIZEN_CACHE").map(PathBuf::from).or_else(|| Some(Path::new(&set("HOME")?).join(".cache/denizen")))
+    set("DENIZEN_CACHE")
+        .map(PathBuf::from)
+        .or_else(|| Some(Path::new(&set("HOME")?).join(".cache/denizen")))
 }
 
 fn cache_folder() -> Finding {
     let Some(path) = cache_path() else {
-        return finding(Mark::Bad, "cache", "HOME is not set; set DENIZEN_CACHE to a folder for models");
+        return finding(
+            Mark::Bad,
+            "cache",
+            "HOME is not set; set DENIZEN_CACHE to a folder for models",
+        );
     };
     // The first part of it that exists is where it will be made.
-    let place = path.ancestors().find(|place| place.exists()).unwrap_or(Path::new("/"));
+    let place = path
+        .ancestors()
+        .find(|place| place.exists())
+        .unwrap_or(Path::new("/"));
     match nix::unistd::access(place, nix::unistd::AccessFlags::W_OK) {
         Ok(()) => finding(Mark::Good, "cache", path.display().to_string()),
         Err(error) => finding(
             Mark::Bad,
             "cache",
-            format!("{} cannot be written ({error}); set DENIZEN_CACHE to another folder", path.display()),
+            format!(
+                "{} cannot be written ({error}); set DENIZEN_CACHE to another folder",
+                path.display()
+            ),
         ),
     }
 }

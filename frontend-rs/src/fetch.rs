@@ -36,9 +36,9 @@ enum FetchEvent {
 /// The checkpoint folder of a source, fetched if need be. An error is one line that says what to do.
 pub async fn resolve(python: &Path, source: &Source) -> Result<PathBuf, String> {
     match source {
-        Source::Folder(folder) => {
-            folder.canonicalize().map_err(|error| format!("{}: {error}", folder.display()))
-        }
+        Source::Folder(folder) => folder
+            .canonicalize()
+            .map_err(|error| format!("{}: {error}", folder.display())),
         Source::Hub(id) => fetch(python, &["hub", id], id).await,
         Source::Builtin => fetch(python, &["builtin"], "the built-in model").await,
     }
@@ -47,9 +47,15 @@ pub async fn resolve(python: &Path, source: &Source) -> Result<PathBuf, String> 
 async fn fetch(python: &Path, what: &[&str], label: &str) -> Result<PathBuf, String> {
     let mut command = Command::new(python);
     command.args(["-m", "denizen.worker.fetch"]).args(what);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
     let failed = |why: String| format!("{label} cannot be fetched: {why}");
-    let mut child = command.spawn().map_err(|error| failed(format!("{}: {error}", python.display())))?;
+    let mut child = command
+        .spawn()
+        .map_err(|error| failed(format!("{}: {error}", python.display())))?;
     let (Some(stdout), Some(mut stderr)) = (child.stdout.take(), child.stderr.take()) else {
         return Err(failed("its output is not to be had".to_owned()));
     };
@@ -72,14 +78,20 @@ async fn fetch(python: &Path, what: &[&str], label: &str) -> Result<PathBuf, Str
         }
     }
     drop(progress);
-    let status = child.wait().await.map_err(|error| failed(error.to_string()))?;
+    let status = child
+        .wait()
+        .await
+        .map_err(|error| failed(error.to_string()))?;
     let errors = errors.await.unwrap_or_default();
     match outcome {
         Some(Ok(path)) if status.success() => Ok(path),
         Some(Err(message)) => Err(message),
         _ => {
             let last = errors.lines().rev().find(|line| !line.trim().is_empty());
-            Err(failed(last.map_or_else(|| format!("the fetch process ended with {status}"), str::to_owned)))
+            Err(failed(last.map_or_else(
+                || format!("the fetch process ended with {status}"),
+                str::to_owned,
+            )))
         }
     }
 }
@@ -93,7 +105,8 @@ mod tests {
     async fn fetched(script: &str) -> Result<PathBuf, String> {
         static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let python = std::env::temp_dir().join(format!("denizen-fetch-{}-{number}", std::process::id()));
+        let python =
+            std::env::temp_dir().join(format!("denizen-fetch-{}-{number}", std::process::id()));
         std::fs::write(&python, format!("#!/bin/sh\n{script}\n")).unwrap();
         std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o700)).unwrap();
         let result = resolve(&python, &Source::Hub("owner/name".to_owned())).await;
@@ -110,14 +123,20 @@ mod tests {
 
     #[tokio::test]
     async fn the_message_of_error_is_the_error() {
-        let script = r#"echo '{"event":"error","message":"no such model","code":"not_found"}'; exit 1"#;
+        let script =
+            r#"echo '{"event":"error","message":"no such model","code":"not_found"}'; exit 1"#;
         assert_eq!(fetched(script).await, Err("no such model".to_owned()));
     }
 
     #[tokio::test]
     async fn a_fetch_that_just_dies_is_told_by_its_last_line() {
-        let error = fetched("echo first >&2; echo 'Boom: last' >&2; exit 3").await.unwrap_err();
-        assert!(error.contains("owner/name") && error.contains("Boom: last"), "{error}");
+        let error = fetched("echo first >&2; echo 'Boom: last' >&2; exit 3")
+            .await
+            .unwrap_err();
+        assert!(
+            error.contains("owner/name") && error.contains("Boom: last"),
+            "{error}"
+        );
         let error = fetched("exit 3").await.unwrap_err();
         assert!(error.contains("exit status: 3"), "{error}");
     }

@@ -14,11 +14,16 @@ fn count_in(proc: &Path, dev: &Path) -> u32 {
     let nodes = entries(dev).filter(|entry| {
         let name = entry.file_name();
         let number = name.to_str().and_then(|name| name.strip_prefix("nvidia"));
-        number.is_some_and(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))
+        number
+            .is_some_and(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))
     });
     // A container may see all GPUs in /proc, but only gets the nodes of its own; WSL has neither.
     let nodes = nodes.count();
-    let found = if nodes > 0 { nodes } else { entries(proc).count() };
+    let found = if nodes > 0 {
+        nodes
+    } else {
+        entries(proc).count()
+    };
     let wsl = dev.join("dxg").exists();
     u32::try_from(found).unwrap_or(u32::MAX).max(u32::from(wsl))
 }
@@ -26,13 +31,19 @@ fn count_in(proc: &Path, dev: &Path) -> u32 {
 /// Refuses a device that this machine has not got.
 pub fn check(devices: &[Device], count: u32) -> Result<(), String> {
     for device in devices {
-        let Device::Cuda(index) = device else { continue };
+        let Device::Cuda(index) = device else {
+            continue;
+        };
         if count == 0 {
-            return Err(format!("device {device}: this machine shows no NVIDIA GPU; use --devices cpu"));
+            return Err(format!(
+                "device {device}: this machine shows no NVIDIA GPU; use --devices cpu"
+            ));
         }
         if *index >= count {
             let last = count - 1;
-            return Err(format!("device {device}: this machine has {count} GPU(s), cuda:0 to cuda:{last}"));
+            return Err(format!(
+                "device {device}: this machine has {count} GPU(s), cuda:0 to cuda:{last}"
+            ));
         }
     }
     Ok(())
@@ -59,7 +70,11 @@ mod tests {
     fn a_device_that_is_not_there_is_refused() {
         assert_eq!(check(&[Device::Cpu], 0), Ok(()));
         assert_eq!(check(&[Device::Cuda(1)], 2), Ok(()));
-        assert!(check(&[Device::Cuda(7)], 0).unwrap_err().contains("--devices cpu"));
-        assert!(check(&[Device::Cuda(7)], 2).unwrap_err().contains("cuda:0 to cuda:1"));
+        assert!(check(&[Device::Cuda(7)], 0)
+            .unwrap_err()
+            .contains("--devices cpu"));
+        assert!(check(&[Device::Cuda(7)], 2)
+            .unwrap_err()
+            .contains("cuda:0 to cuda:1"));
     }
 }

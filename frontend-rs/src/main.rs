@@ -9,7 +9,10 @@ use denizen_frontend::{doctor, serve};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(error) => return fail(&format!("threads cannot be started: {error}")),
     };
@@ -40,7 +43,9 @@ fn fail(message: &str) -> ExitCode {
 }
 
 fn init_log(level: &str) {
-    let filter = tracing_subscriber::EnvFilter::new(format!("warn,denizen_frontend={level},denizen_shm={level}"));
+    let filter = tracing_subscriber::EnvFilter::new(format!(
+        "warn,denizen_frontend={level},denizen_shm={level}"
+    ));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_target(false)

@@ -4,14 +4,20 @@
 //! an OpenMetrics exposition names counters differently.
 
 use prometheus::{
-    Encoder, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry, TextEncoder,
+    Encoder, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
 /// Seconds; from a cached prompt on a GPU to a long prompt on a CPU.
-const TTFT: &[f64] = &[0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
-const ITL: &[f64] = &[0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0];
-const E2E: &[f64] = &[0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0];
+const TTFT: &[f64] = &[
+    0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0,
+];
+const ITL: &[f64] = &[
+    0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0,
+];
+const E2E: &[f64] = &[
+    0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0,
+];
 
 /// All metrics of the router. Counters are set where things happen, gauges when they are asked for.
 pub struct Metrics {
@@ -114,9 +120,14 @@ impl Metrics {
 }
 
 /// Registers a metric. Names and labels are constants of this file, so a refusal is a bug that every test finds.
-fn add<M: prometheus::core::Collector + Clone + 'static>(registry: &Registry, metric: prometheus::Result<M>) -> M {
+fn add<M: prometheus::core::Collector + Clone + 'static>(
+    registry: &Registry,
+    metric: prometheus::Result<M>,
+) -> M {
     let metric = metric.expect("metric names and labels are valid");
-    registry.register(Box::new(metric.clone())).expect("metric names are unique");
+    registry
+        .register(Box::new(metric.clone()))
+        .expect("metric names are unique");
     metric
 }
 
@@ -133,7 +144,13 @@ fn gauges(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntGa
 }
 
 fn histograms(registry: &Registry, name: &str, help: &str, buckets: &[f64]) -> HistogramVec {
-    add(registry, HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), &["model"]))
+    add(
+        registry,
+        HistogramVec::new(
+            HistogramOpts::new(name, help).buckets(buckets.to_vec()),
+            &["model"],
+        ),
+    )
 }
 
 /// A sequence's own handles, looked up once instead of once a token.

@@ -12,8 +12,10 @@ pub struct Terminal {
     interactive: bool,
 }
 
-static TERMINAL: LazyLock<Terminal> =
-    LazyLock::new(|| Terminal { bars: MultiProgress::new(), interactive: std::io::stderr().is_terminal() });
+static TERMINAL: LazyLock<Terminal> = LazyLock::new(|| Terminal {
+    bars: MultiProgress::new(),
+    interactive: std::io::stderr().is_terminal(),
+});
 
 impl Terminal {
     /// Writes a line, above the bars if there are any.
@@ -73,7 +75,9 @@ impl Progress {
     /// `label` is at `done` of `total` bytes; an unknown total is 0.
     pub fn update(&self, label: &str, done: u64, total: u64) {
         let mut items = self.items.lock().unwrap_or_else(PoisonError::into_inner);
-        let item = items.entry(label.to_owned()).or_insert_with(|| Item::new(label, total));
+        let item = items
+            .entry(label.to_owned())
+            .or_insert_with(|| Item::new(label, total));
         if let Some(bar) = &item.bar {
             bar.set_length(total.max(done));
             bar.set_position(done);
@@ -81,7 +85,11 @@ impl Progress {
                 bar.finish_and_clear();
             }
         }
-        let tenth = if total == 0 { 0 } else { done.min(total) * 10 / total };
+        let tenth = if total == 0 {
+            0
+        } else {
+            done.min(total) * 10 / total
+        };
         if tenth > item.told {
             item.told = tenth;
             if item.bar.is_none() || tenth == 10 {
@@ -92,7 +100,12 @@ impl Progress {
 
     /// Removes bars that have not reached their end.
     pub fn clear(&self) {
-        for (_, item) in self.items.lock().unwrap_or_else(PoisonError::into_inner).drain() {
+        for (_, item) in self
+            .items
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .drain()
+        {
             if let Some(bar) = item.bar {
                 bar.finish_and_clear();
             }

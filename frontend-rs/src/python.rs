@@ -35,15 +35,24 @@ pub struct Probe {
 
 /// The interpreter: the flag's, else that of `VIRTUAL_ENV`, else the one beside this program.
 pub fn find(flag: Option<&Path>) -> Result<PathBuf, PythonError> {
-    let beside = std::env::current_exe().ok().and_then(|program| Some(program.parent()?.to_owned()));
+    let beside = std::env::current_exe()
+        .ok()
+        .and_then(|program| Some(program.parent()?.to_owned()));
     find_in(flag, std::env::var_os("VIRTUAL_ENV"), beside.as_deref())
 }
 
-fn find_in(flag: Option<&Path>, venv: Option<OsString>, beside: Option<&Path>) -> Result<PathBuf, PythonError> {
+fn find_in(
+    flag: Option<&Path>,
+    venv: Option<OsString>,
+    beside: Option<&Path>,
+) -> Result<PathBuf, PythonError> {
     if let Some(python) = flag {
         return match python.is_file() {
             true => Ok(python.to_owned()),
-            false => Err(PythonError(format!("--python {}: there is no such file", python.display()))),
+            false => Err(PythonError(format!(
+                "--python {}: there is no such file",
+                python.display()
+            ))),
         };
     }
     if let Some(venv) = venv.filter(|venv| !venv.is_empty()) {
@@ -57,7 +66,9 @@ fn find_in(flag: Option<&Path>, venv: Option<OsString>, beside: Option<&Path>) -
         };
     }
     let names = ["python3", "python"].into_iter();
-    let found = names.filter_map(|name| Some(beside?.join(name))).find(|path| path.is_file());
+    let found = names
+        .filter_map(|name| Some(beside?.join(name)))
+        .find(|path| path.is_file());
     found.ok_or_else(|| {
         PythonError(
             "no Python interpreter found; activate the environment that Denizen is installed in, or give --python PATH"
@@ -69,24 +80,39 @@ fn find_in(flag: Option<&Path>, venv: Option<OsString>, beside: Option<&Path>) -
 /// Asks the interpreter what it offers; with `cuda`, imports torch and lists the GPUs.
 pub async fn probe(python: &Path, cuda: bool) -> Result<Probe, PythonError> {
     let mut command = Command::new(python);
-    command.args(["-m", "denizen.worker.probe"]).stdin(Stdio::null()).kill_on_drop(true);
+    command
+        .args(["-m", "denizen.worker.probe"])
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
     if cuda {
         command.arg("--cuda");
     }
     let shown = python.display();
     let output = tokio::time::timeout(PATIENCE, command.output())
         .await
-        .map_err(|_| PythonError(format!("{shown} did not answer within {} s", PATIENCE.as_secs())))?
+        .map_err(|_| {
+            PythonError(format!(
+                "{shown} did not answer within {} s",
+                PATIENCE.as_secs()
+            ))
+        })?
         .map_err(|error| PythonError(format!("{shown} cannot be started: {error}")))?;
     let errors = String::from_utf8_lossy(&output.stderr);
-    let last = errors.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it printed nothing");
+    let last = errors
+        .lines()
+        .rev()
+        .find(|line| !line.trim().is_empty())
+        .unwrap_or("it printed nothing");
     if !output.status.success() {
         return Err(PythonError(format!(
             "{shown} cannot import Denizen ({last}); install it there with pip, or give --python PATH"
         )));
     }
-    serde_json::from_slice(&output.stdout)
-        .map_err(|error| PythonError(format!("{shown} gave an answer that is not understood: {error}")))
+    serde_json::from_slice(&output.stdout).map_err(|error| {
+        PythonError(format!(
+            "{shown} gave an answer that is not understood: {error}"
+        ))
+    })
 }
 
 impl Probe {
@@ -126,15 +152,33 @@ mod tests {
         touch(&venv.join("bin/python"));
         touch(&beside.join("python3"));
         let venv_value = || Some(venv.clone().into_os_string());
-        assert_eq!(find_in(Some(&flag), venv_value(), Some(&beside)), Ok(flag.clone()));
-        assert_eq!(find_in(None, venv_value(), Some(&beside)), Ok(venv.join("bin/python")));
-        assert_eq!(find_in(None, None, Some(&beside)), Ok(beside.join("python3")));
-        assert_eq!(find_in(None, Some(OsString::new()), Some(&beside)), Ok(beside.join("python3")));
-        for (flag, venv) in [(Some(folder.join("no")), None), (None, Some(folder.join("no").into_os_string()))] {
+        assert_eq!(
+            find_in(Some(&flag), venv_value(), Some(&beside)),
+            Ok(flag.clone())
+        );
+        assert_eq!(
+            find_in(None, venv_value(), Some(&beside)),
+            Ok(venv.join("bin/python"))
+        );
+        assert_eq!(
+            find_in(None, None, Some(&beside)),
+            Ok(beside.join("python3"))
+        );
+        assert_eq!(
+            find_in(None, Some(OsString::new()), Some(&beside)),
+            Ok(beside.join("python3"))
+        );
+        for (flag, venv) in [
+            (Some(folder.join("no")), None),
+            (None, Some(folder.join("no").into_os_string())),
+        ] {
             let error = find_in(flag.as_deref(), venv, Some(&beside)).unwrap_err();
             assert!(error.0.contains("no"), "{error}");
         }
-        assert!(find_in(None, None, Some(&folder)).unwrap_err().0.contains("--python"));
+        assert!(find_in(None, None, Some(&folder))
+            .unwrap_err()
+            .0
+            .contains("--python"));
         std::fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -30,13 +30,17 @@ pub async fn run(args: ServeArgs) -> Result<(), String> {
     let devices = config::devices(&args, &specs).map_err(|error| error.to_string())?;
     gpu::check(&devices, gpu::count())?;
     let http_config = http_config(&args)?;
-    let mut signals = Signals::new().map_err(|error| format!("signals cannot be received: {error}"))?;
+    let mut signals =
+        Signals::new().map_err(|error| format!("signals cannot be received: {error}"))?;
     // Early, so that a port in use is found before anything slow.
     let listener = bind(&args.host, args.port).await?;
     let address = listener.local_addr().map_err(|error| error.to_string())?;
     match denizen_shm::sweep() {
         Ok(swept) if !swept.removed.is_empty() => {
-            tracing::info!("removed {} objects of dead processes from /dev/shm", swept.removed.len());
+            tracing::info!(
+                "removed {} objects of dead processes from /dev/shm",
+                swept.removed.len()
+            );
         }
         Ok(_) => {}
         Err(error) => tracing::warn!("{error}"),
@@ -56,12 +60,21 @@ pub async fn run(args: ServeArgs) -> Result<(), String> {
     let supervisor = Supervisor::start(&router, prepared.launch, plans, &sender)
         .map_err(|error| format!("a thread cannot be started: {error}"))?;
 
-    let outcome = serve(&args, &router, &mut signals, &mut events, count, || announce(&args, address, &models)).await;
+    let outcome = serve(&args, &router, &mut signals, &mut events, count, || {
+        announce(&args, address, &models)
+    })
+    .await;
     let patience = match outcome {
         Outcome::Drained => CLOSE_PATIENCE,
         Outcome::Cut(_) | Outcome::Fatal(_) => Duration::ZERO,
     };
-    server.stop(if patience.is_zero() { Duration::from_secs(1) } else { patience }).await;
+    server
+        .stop(if patience.is_zero() {
+            Duration::from_secs(1)
+        } else {
+            patience
+        })
+        .await;
     supervisor.stop(patience).await;
     match outcome {
         Outcome::Drained => Ok(()),
@@ -121,14 +134,22 @@ async fn serve(
         () = tokio::time::sleep(Duration::from_secs(args.drain_timeout.into())) => false,
         () = signals.next() => false,
     };
-    match router.fail_all(&failure("shutting_down", "the server is shutting down; send the request again")) {
+    match router.fail_all(&failure(
+        "shutting_down",
+        "the server is shutting down; send the request again",
+    )) {
         0 if finished => Outcome::Drained,
         cut => Outcome::Cut(cut),
     }
 }
 
 fn failure(code: &str, message: &str) -> Failure {
-    Failure { code: code.to_owned(), message: message.to_owned(), param: None, retryable: true }
+    Failure {
+        code: code.to_owned(),
+        message: message.to_owned(),
+        param: None,
+        retryable: true,
+    }
 }
 
 /// What is known before workers start.
@@ -140,9 +161,13 @@ struct Prepared {
 
 async fn prepare(args: &ServeArgs, specs: &[ModelSpec]) -> Result<Prepared, String> {
     let python = python::find(args.python.as_deref()).map_err(|error| error.to_string())?;
-    let probe = python::probe(&python, false).await.map_err(|error| error.to_string())?;
+    let probe = python::probe(&python, false)
+        .await
+        .map_err(|error| error.to_string())?;
     let real = args.worker_module == "denizen.worker";
-    probe.check(&python, real).map_err(|error| error.to_string())?;
+    probe
+        .check(&python, real)
+        .map_err(|error| error.to_string())?;
     let mut folders = Vec::new();
     for spec in specs {
         folders.push(fetch::resolve(&python, &spec.source).await?);
@@ -156,24 +181,46 @@ async fn prepare(args: &ServeArgs, specs: &[ModelSpec]) -> Result<Prepared, Stri
             .map_err(|error| format!("{}: {error}", folder.display()))?
             .map_err(|error| error.to_string())?;
         tokenizers.insert(spec.name.clone(), text.tokenizer_sha256.clone());
-        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let created = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs());
         models.push(Arc::new(ModelEntry {
             name: spec.name.clone(),
             path: folder.clone(),
             created,
-            context: args.max_context.map_or(text.context, |limit| limit.min(text.context)),
+            context: args
+                .max_context
+                .map_or(text.context, |limit| limit.min(text.context)),
             vocab: text.vocab,
             text,
         }));
     }
-    let limits = args.hang_limit.map_or_else(Limits::default, |limit| Limits::all(Duration::from_secs(limit.into())));
-    let launch = Launch { python, module: args.worker_module.clone(), tokenizers, limits };
-    Ok(Prepared { folders, models, launch })
+    let limits = args.hang_limit.map_or_else(Limits::default, |limit| {
+        Limits::all(Duration::from_secs(limit.into()))
+    });
+    let launch = Launch {
+        python,
+        module: args.worker_module.clone(),
+        tokenizers,
+        limits,
+    };
+    Ok(Prepared {
+        folders,
+        models,
+        launch,
+    })
 }
 
 fn http_config(args: &ServeArgs) -> Result<HttpConfig, String> {
-    if args.api_key.as_ref().is_some_and(|key| key.trim().is_empty()) {
-        return Err("--api-key: the key is empty; give one, or leave --api-key and DENIZEN_API_KEY away".to_owned());
+    if args
+        .api_key
+        .as_ref()
+        .is_some_and(|key| key.trim().is_empty())
+    {
+        return Err(
+            "--api-key: the key is empty; give one, or leave --api-key and DENIZEN_API_KEY away"
+                .to_owned(),
+        );
     }
     Ok(HttpConfig {
         api_key: args.api_key.clone(),
@@ -197,21 +244,34 @@ async fn bind(host: &str, port: u16) -> Result<TcpListener, String> {
 }
 
 fn cores() -> u32 {
-    std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX))
+    std::thread::available_parallelism()
+        .map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX))
 }
 
 /// Says where the server is, with a line to try it.
 fn announce(args: &ServeArgs, address: SocketAddr, models: &[String]) {
     let mut reachable = address;
     if address.ip().is_unspecified() {
-        reachable.set_ip(if address.is_ipv4() { [127, 0, 0, 1].into() } else { std::net::Ipv6Addr::LOCALHOST.into() });
+        reachable.set_ip(if address.is_ipv4() {
+            [127, 0, 0, 1].into()
+        } else {
+            std::net::Ipv6Addr::LOCALHOST.into()
+        });
     }
-    let key = if args.api_key.is_some() { " -H \"Authorization: Bearer $DENIZEN_API_KEY\"" } else { "" };
+    let key = if args.api_key.is_some() {
+        " -H \"Authorization: Bearer $DENIZEN_API_KEY\""
+    } else {
+        ""
+    };
     let body = serde_json::json!({
         "model": models.first(),
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
     });
-    println!("\nDenizen {} serves {} on http://{address}", env!("CARGO_PKG_VERSION"), models.join(", "));
+    println!(
+        "\nDenizen {} serves {} on http://{address}",
+        env!("CARGO_PKG_VERSION"),
+        models.join(", ")
+    );
     println!("\n  curl http://{reachable}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'\n");
     if args.api_key.is_none() && !address.ip().is_loopback() {
         tracing::warn!("anyone who reaches {address} can use this server; --api-key sets a key");
@@ -242,7 +302,10 @@ impl Server {
     /// Takes no more connections, and gives open ones `patience` to end.
     async fn stop(mut self, patience: Duration) {
         let _ = self.stop.send(());
-        if tokio::time::timeout(patience, &mut self.task).await.is_err() {
+        if tokio::time::timeout(patience, &mut self.task)
+            .await
+            .is_err()
+        {
             self.task.abort();
         }
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import platform
@@ -196,6 +197,7 @@ def main() -> None:
     parser.add_argument("--config", required=True, help="JSON, see docs/design/protocol.md")
     parser.add_argument("--stub", default=os.environ.get("DENIZEN_STUB", ""), help="JSON, see stub/options.py")
     arguments = parser.parse_args()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     lifeline.hold(arguments.fd)
     config = WorkerConfig.from_json(arguments.config)
     options = Options.from_json(arguments.stub, config.worker)

@@ -1,6 +1,8 @@
 //! What a worker's envelopes do to the table.
 
-use super::envelope::{Done, Envelope, FromWorker, Load, RequestId, Stats, TokenRow, WorkerError, WorkerHello};
+use super::envelope::{
+    Done, Envelope, FromWorker, Load, RequestId, Stats, TokenRow, WorkerError, WorkerHello,
+};
 use super::request::{Event, Failure};
 use super::router::{Router, Shared, State};
 use super::sequence::Place;
@@ -14,7 +16,9 @@ pub enum Notice {
     Ready,
     /// The worker itself failed.
     Failed(WorkerError),
-    Bye { why: String },
+    Bye {
+        why: String,
+    },
 }
 
 impl Router {
@@ -40,7 +44,9 @@ impl Router {
                 }
             }
             Some(FromWorker::Done(done)) => shared.done(&mut state, worker, envelope.request, done),
-            Some(FromWorker::Error(error)) if envelope.request == 0 => return Some(Notice::Failed(error)),
+            Some(FromWorker::Error(error)) if envelope.request == 0 => {
+                return Some(Notice::Failed(error))
+            }
             Some(FromWorker::Error(error)) => {
                 let failure = Failure {
                     code: error.code,
@@ -50,7 +56,9 @@ impl Router {
                 };
                 shared.terminal(&mut state, worker, envelope.request, Event::Failed(failure));
             }
-            Some(FromWorker::Stats(Stats { load: Some(load), .. })) => {
+            Some(FromWorker::Stats(Stats {
+                load: Some(load), ..
+            })) => {
                 state.workers[worker].loads(load.clone());
                 return Some(Notice::Loading(load));
             }
@@ -68,7 +76,10 @@ impl Shared {
 
     /// True if the request is live and this worker's.
     fn owns(&self, state: &mut State, worker: usize, id: RequestId) -> bool {
-        let owns = state.table.get_mut(id).is_some_and(|sequence| sequence.place == Place::Worker(worker));
+        let owns = state
+            .table
+            .get_mut(id)
+            .is_some_and(|sequence| sequence.place == Place::Worker(worker));
         if !owns {
             self.drop_envelope("unknown_request");
         }
@@ -80,10 +91,15 @@ impl Shared {
         if !self.owns(state, worker, id) {
             return;
         }
-        let Some(sequence) = state.table.get_mut(id) else { return };
+        let Some(sequence) = state.table.get_mut(id) else {
+            return;
+        };
         if row.index != sequence.received {
             // A lost or doubled token would be wrong text; better no text.
-            let message = format!("the worker sent token {} where token {} was due", row.index, sequence.received);
+            let message = format!(
+                "the worker sent token {} where token {} was due",
+                row.index, sequence.received
+            );
             self.give_up(state, id, "worker_protocol", message, true);
         } else if !sequence.token(row.token, row.logprob) {
             let message = "the client reads too slowly; its request was aborted".to_owned();
@@ -93,15 +109,41 @@ impl Shared {
 
     /// Fails a sequence that its worker still runs. It is taken out of the table now, so the worker's answer to the
     /// ABORT finds nothing.
-    fn give_up(&self, state: &mut State, id: RequestId, code: &str, message: String, retryable: bool) {
+    fn give_up(
+        &self,
+        state: &mut State,
+        id: RequestId,
+        code: &str,
+        message: String,
+        retryable: bool,
+    ) {
         self.abort(state, id);
-        let failure = Failure { code: code.to_owned(), message, param: None, retryable };
+        let failure = Failure {
+            code: code.to_owned(),
+            message,
+            param: None,
+            retryable,
+        };
         self.end(state, id, Event::Failed(failure));
     }
 
     fn done(&self, state: &mut State, worker: usize, request: u64, done: Done) {
-        let Done { reason, usage, prompt_logprobs, stop_id: _ } = done;
-        self.terminal(state, worker, request, Event::Done { reason, usage, prompt_logprobs });
+        let Done {
+            reason,
+            usage,
+            prompt_logprobs,
+            stop_id: _,
+        } = done;
+        self.terminal(
+            state,
+            worker,
+            request,
+            Event::Done {
+                reason,
+                usage,
+                prompt_logprobs,
+            },
+        );
     }
 
     fn terminal(&self, state: &mut State, worker: usize, request: u64, terminal: Event) {
@@ -117,8 +159,14 @@ impl Shared {
         let label = worker.to_string();
         let label = &[label.as_str()];
         // A worker counts from its start; these counters go on over its lives.
-        self.metrics.preemptions.with_label_values(label).inc_by(stats.preemptions.saturating_sub(old.preemptions));
-        self.metrics.steps.with_label_values(label).inc_by(stats.steps.saturating_sub(old.steps));
+        self.metrics
+            .preemptions
+            .with_label_values(label)
+            .inc_by(stats.preemptions.saturating_sub(old.preemptions));
+        self.metrics
+            .steps
+            .with_label_values(label)
+            .inc_by(stats.steps.saturating_sub(old.steps));
         state.workers[worker].stats = stats;
     }
 }

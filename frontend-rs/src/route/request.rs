@@ -156,9 +156,11 @@ impl Generation {
     pub async fn next(&mut self) -> Option<Event> {
         let event = self.events.recv().await?;
         // Not below zero: a sender need not count.
-        let _ = self.buffered.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |bytes| {
-            Some(bytes.saturating_sub(event.bytes()))
-        });
+        let _ = self
+            .buffered
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |bytes| {
+                Some(bytes.saturating_sub(event.bytes()))
+            });
         Some(event)
     }
 }

@@ -107,12 +107,20 @@ impl Router {
         let mut state = self.shared.lock();
         let name = state.workers[worker].name.clone();
         if !matches!(state.workers[worker].state, WorkerState::Down(_)) {
-            self.shared.metrics.worker_deaths.with_label_values(&[&worker.to_string()]).inc();
+            self.shared
+                .metrics
+                .worker_deaths
+                .with_label_values(&[&worker.to_string()])
+                .inc();
         }
         state.workers[worker].stop(why.to_owned());
-        let lost = state.table.ids(|sequence| sequence.place == Place::Worker(worker));
+        let lost = state
+            .table
+            .ids(|sequence| sequence.place == Place::Worker(worker));
         for id in lost.into_iter().rev() {
-            let Some(sequence) = state.table.get_mut(id) else { continue };
+            let Some(sequence) = state.table.get_mut(id) else {
+                continue;
+            };
             if sequence.may_move() {
                 sequence.place = Place::Queue;
                 sequence.moved = true;
@@ -121,7 +129,9 @@ impl Router {
             } else {
                 let failure = Failure {
                     code: "worker_died".to_owned(),
-                    message: format!("{name} died while it served this request ({why}); send the request again"),
+                    message: format!(
+                        "{name} died while it served this request ({why}); send the request again"
+                    ),
                     param: None,
                     retryable: true,
                 };
@@ -149,7 +159,12 @@ impl Router {
     /// Returns when no sequence is live.
     pub async fn idle(&self) {
         // The sender lives as long as `self`.
-        let _ = self.shared.live.subscribe().wait_for(|live| *live == 0).await;
+        let _ = self
+            .shared
+            .live
+            .subscribe()
+            .wait_for(|live| *live == 0)
+            .await;
     }
 
     /// Ends all sequences; returns how many there were.
@@ -158,7 +173,8 @@ impl Router {
         let ids = state.table.ids(|_| true);
         for id in &ids {
             self.shared.abort(&mut state, *id);
-            self.shared.end(&mut state, *id, Event::Failed(failure.clone()));
+            self.shared
+                .end(&mut state, *id, Event::Failed(failure.clone()));
         }
         ids.len()
     }
@@ -169,7 +185,11 @@ impl Router {
         let mut state = self.shared.lock();
         let refusal = self.shared.refuse(&state, &model);
         if let Some(refusal) = refusal {
-            self.shared.metrics.requests.with_label_values(&[&model, "rejected"]).inc();
+            self.shared
+                .metrics
+                .requests
+                .with_label_values(&[&model, "rejected"])
+                .inc();
             return Err(refusal);
         }
         let (events, receiver) = mpsc::unbounded_channel();
@@ -195,19 +215,35 @@ impl Shared {
         if state.draining {
             return Some(SubmitError::Draining);
         }
-        if !state.workers.iter().any(|worker| worker.state == WorkerState::Ready && worker.hosts(model)) {
-            return Some(SubmitError::NotReady { model: model.to_owned(), retry_after_s: RETRY_AFTER_START_S });
+        if !state
+            .workers
+            .iter()
+            .any(|worker| worker.state == WorkerState::Ready && worker.hosts(model))
+        {
+            return Some(SubmitError::NotReady {
+                model: model.to_owned(),
+                retry_after_s: RETRY_AFTER_START_S,
+            });
         }
         if state.table.len() >= self.max_sequences {
-            return Some(SubmitError::Busy { limit: self.max_sequences, retry_after_s: RETRY_AFTER_S });
+            return Some(SubmitError::Busy {
+                limit: self.max_sequences,
+                retry_after_s: RETRY_AFTER_S,
+            });
         }
         None
     }
 
     /// The ready worker with room that hosts the model and has the fewest sequences.
     fn choose(state: &State, model: &str) -> Option<usize> {
-        let candidates = state.workers.iter().enumerate().filter(|(_, w)| w.has_room() && w.hosts(model));
-        candidates.min_by_key(|(_, worker)| worker.in_flight).map(|(index, _)| index)
+        let candidates = state
+            .workers
+            .iter()
+            .enumerate()
+            .filter(|(_, w)| w.has_room() && w.hosts(model));
+        candidates
+            .min_by_key(|(_, worker)| worker.in_flight)
+            .map(|(index, _)| index)
     }
 
     /// Gives queued sequences to workers, oldest first, as far as there is room. A model whose workers are full does not
@@ -234,7 +270,9 @@ impl Shared {
     /// Sends a queued sequence to a worker; returns its id if it has to wait on.
     fn place(&self, state: &mut State, id: RequestId) -> Option<RequestId> {
         let model = state.table.get_mut(id)?.generate.model.name.clone();
-        let Some(index) = Self::choose(state, &model) else { return Some(id) };
+        let Some(index) = Self::choose(state, &model) else {
+            return Some(id);
+        };
         let State { table, workers, .. } = state;
         let (sequence, worker) = (table.get_mut(id)?, &mut workers[index]);
         match worker.try_send(&ToWorker::Submit(sequence.submit()), id.to_wire()) {
@@ -245,8 +283,12 @@ impl Shared {
             }
             Err(SendError::Full | SendError::Gone) => Some(id),
             Err(SendError::TooLarge(message)) => {
-                let failure =
-                    Failure { code: "request_too_large".to_owned(), message, param: None, retryable: false };
+                let failure = Failure {
+                    code: "request_too_large".to_owned(),
+                    message,
+                    param: None,
+                    retryable: false,
+                };
                 self.end(state, id, Event::Failed(failure));
                 None
             }
@@ -255,21 +297,31 @@ impl Shared {
 
     /// Takes a sequence out of the table and sends its terminal event.
     pub(super) fn end(&self, state: &mut State, id: RequestId, terminal: Event) {
-        let Some(sequence) = state.table.remove(id) else { return };
+        let Some(sequence) = state.table.remove(id) else {
+            return;
+        };
         if let Place::Worker(worker) = sequence.place {
             let worker = &mut state.workers[worker];
             worker.in_flight = worker.in_flight.saturating_sub(1);
         }
         let model = &sequence.generate.model.name;
-        self.metrics.requests.with_label_values(&[model, sequence.outcome(&terminal)]).inc();
-        self.metrics.prompt_tokens.with_label_values(&[model]).inc_by(u64::from(sequence.prompt_tokens));
+        self.metrics
+            .requests
+            .with_label_values(&[model, sequence.outcome(&terminal)])
+            .inc();
+        self.metrics
+            .prompt_tokens
+            .with_label_values(&[model])
+            .inc_by(u64::from(sequence.prompt_tokens));
         sequence.end(terminal);
         self.live.send_replace(state.table.len());
     }
 
     /// Tells a sequence's worker to stop; the sequence stays in the table until the worker's terminal.
     pub(super) fn abort(&self, state: &mut State, id: RequestId) {
-        let Some(sequence) = state.table.get_mut(id) else { return };
+        let Some(sequence) = state.table.get_mut(id) else {
+            return;
+        };
         if let Place::Worker(worker) = sequence.place {
             if !sequence.aborted {
                 sequence.aborted = true;
@@ -281,7 +333,9 @@ impl Shared {
     /// The client dropped its generation: nobody waits for the events any more.
     fn client_left(&self, id: RequestId) {
         let mut state = self.lock();
-        let Some(sequence) = state.table.get_mut(id) else { return };
+        let Some(sequence) = state.table.get_mut(id) else {
+            return;
+        };
         if sequence.place == Place::Queue {
             state.queue.retain(|queued| *queued != id);
             self.end(&mut state, id, Event::Failed(Failure::client_left()));
@@ -299,7 +353,9 @@ impl Shared {
         for (index, worker) in state.workers.iter().enumerate() {
             let (stats, label) = (&worker.stats, index.to_string());
             let label = &[label.as_str()];
-            m.worker_up.with_label_values(label).set(i64::from(worker.state == WorkerState::Ready));
+            m.worker_up
+                .with_label_values(label)
+                .set(i64::from(worker.state == WorkerState::Ready));
             for (gauge, value) in [
                 (&m.worker_waiting, stats.waiting),
                 (&m.worker_running, stats.running),
@@ -310,7 +366,9 @@ impl Shared {
                 (&m.state_slots, stats.state_slots),
                 (&m.state_slots_total, stats.state_slots_total),
             ] {
-                gauge.with_label_values(label).set(i64::try_from(value).unwrap_or(i64::MAX));
+                gauge
+                    .with_label_values(label)
+                    .set(i64::try_from(value).unwrap_or(i64::MAX));
             }
             waiting += stats.waiting;
             sent += u64::from(worker.in_flight);
@@ -318,9 +376,15 @@ impl Shared {
             pages_total += stats.kv_pages_total;
         }
         // A worker's own figures are up to a quarter of a second old; what was sent to it is known at once.
-        m.gateway.waiting.set((state.queue.len() as u64 + waiting) as i64);
+        m.gateway
+            .waiting
+            .set((state.queue.len() as u64 + waiting) as i64);
         m.gateway.running.set(sent.saturating_sub(waiting) as i64);
-        let usage = if pages_total == 0 { 0.0 } else { pages as f64 / pages_total as f64 };
+        let usage = if pages_total == 0 {
+            0.0
+        } else {
+            pages as f64 / pages_total as f64
+        };
         m.gateway.kv_usage.set(usage);
         m.gateway.gpu_cache_usage.set(usage);
     }

@@ -40,7 +40,11 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    pub fn new(generate: Generate, events: UnboundedSender<Event>, metrics: SequenceMetrics) -> Self {
+    pub fn new(
+        generate: Generate,
+        events: UnboundedSender<Event>,
+        metrics: SequenceMetrics,
+    ) -> Self {
         Self {
             place: Place::Queue,
             moved: false,
@@ -80,7 +84,9 @@ impl Sequence {
         let now = Instant::now();
         match self.last_token.replace(now) {
             None => {
-                self.metrics.ttft.observe((now - self.submitted).as_secs_f64());
+                self.metrics
+                    .ttft
+                    .observe((now - self.submitted).as_secs_f64());
                 // No other worker takes it over from here on, so nobody needs the prompt.
                 self.generate.prompt = Vec::new();
             }
@@ -102,16 +108,27 @@ impl Sequence {
     pub fn outcome(&self, terminal: &Event) -> &'static str {
         match terminal {
             _ if self.aborted => "abort",
-            Event::Done { reason: FinishReason::Stop, .. } => "stop",
-            Event::Done { reason: FinishReason::Length, .. } => "length",
-            Event::Done { reason: FinishReason::Abort, .. } => "abort",
+            Event::Done {
+                reason: FinishReason::Stop,
+                ..
+            } => "stop",
+            Event::Done {
+                reason: FinishReason::Length,
+                ..
+            } => "length",
+            Event::Done {
+                reason: FinishReason::Abort,
+                ..
+            } => "abort",
             _ => "failed",
         }
     }
 
     /// Sends the terminal event. The sequence is consumed, so nothing can follow.
     pub fn end(self, terminal: Event) {
-        self.metrics.e2e.observe(self.submitted.elapsed().as_secs_f64());
+        self.metrics
+            .e2e
+            .observe(self.submitted.elapsed().as_secs_f64());
         let _ = self.events.send(terminal);
     }
 }

@@ -18,7 +18,10 @@ struct Slot<T> {
 
 impl<T> Default for Table<T> {
     fn default() -> Self {
-        Self { slots: Vec::new(), free: Vec::new() }
+        Self {
+            slots: Vec::new(),
+            free: Vec::new(),
+        }
     }
 }
 
@@ -30,12 +33,18 @@ impl<T> Table<T> {
 
     pub fn insert(&mut self, value: T) -> RequestId {
         let slot = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot { generation: 1, value: None });
+            self.slots.push(Slot {
+                generation: 1,
+                value: None,
+            });
             (self.slots.len() - 1) as u32
         });
         let place = &mut self.slots[slot as usize];
         place.value = Some(value);
-        RequestId { slot, generation: place.generation }
+        RequestId {
+            slot,
+            generation: place.generation,
+        }
     }
 
     pub fn get_mut(&mut self, id: RequestId) -> Option<&mut T> {
@@ -59,8 +68,16 @@ impl<T> Table<T> {
 
     /// Ids of the live values that `wanted` picks.
     pub fn ids(&self, wanted: impl Fn(&T) -> bool) -> Vec<RequestId> {
-        let live = self.slots.iter().enumerate().filter(|(_, s)| s.value.as_ref().is_some_and(&wanted));
-        live.map(|(slot, s)| RequestId { slot: slot as u32, generation: s.generation }).collect()
+        let live = self
+            .slots
+            .iter()
+            .enumerate()
+            .filter(|(_, s)| s.value.as_ref().is_some_and(&wanted));
+        live.map(|(slot, s)| RequestId {
+            slot: slot as u32,
+            generation: s.generation,
+        })
+        .collect()
     }
 }
 
@@ -87,7 +104,10 @@ mod tests {
         let id = table.insert(());
         assert_ne!(id.to_wire(), 0);
         table.slots[0].generation = u32::MAX;
-        table.remove(RequestId { slot: 0, generation: u32::MAX });
+        table.remove(RequestId {
+            slot: 0,
+            generation: u32::MAX,
+        });
         assert_ne!(table.insert(()).to_wire(), 0);
     }
 }

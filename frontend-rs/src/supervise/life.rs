@@ -33,7 +33,10 @@ pub enum Ending {
     /// The server asked for it.
     Asked,
     /// It died. `served`: how long it was ready, if it ever was.
-    Died { why: String, served: Option<Duration> },
+    Died {
+        why: String,
+        served: Option<Duration>,
+    },
     /// It cannot be started, and trying again is useless.
     Hopeless(String),
 }
@@ -60,7 +63,11 @@ impl Life<'_> {
         };
         let launch = self.launch;
         let config = self.plan.to_json();
-        let mut child = match self.spawner.spawn(&launch.python, &launch.module, &config, socket).await {
+        let mut child = match self
+            .spawner
+            .spawn(&launch.python, &launch.module, &config, socket)
+            .await
+        {
             Ok(child) => child,
             Err(error) => {
                 let python = launch.python.display();
@@ -68,7 +75,8 @@ impl Life<'_> {
             }
         };
         let output = Output::follow(&mut child, &name);
-        self.router.worker_started(self.index, self.epoch, host.clone());
+        self.router
+            .worker_started(self.index, self.epoch, host.clone());
         let hello = ToWorker::Hello {
             abi: &abi(),
             version: env!("CARGO_PKG_VERSION"),
@@ -98,7 +106,14 @@ impl Life<'_> {
     ) -> Served {
         let (sender, mut notices) = mpsc::unbounded_channel();
         let heard = watched.heard.clone();
-        let drain = link::drain(host.clone(), self.router.clone(), self.index, self.epoch, sender, heard);
+        let drain = link::drain(
+            host.clone(),
+            self.router.clone(),
+            self.index,
+            self.epoch,
+            sender,
+            heard,
+        );
         let mut drain = AbortOnDrop(tokio::spawn(drain));
         let mut tick = interval(INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -149,7 +164,10 @@ impl Life<'_> {
         match notice {
             Notice::Hello(hello) => tracing::debug!(?hello, "{}", self.plan.name()),
             Notice::Loading(load) => {
-                let _ = self.events.send(WorkerEvent::Loading { worker: self.index, load });
+                let _ = self.events.send(WorkerEvent::Loading {
+                    worker: self.index,
+                    load,
+                });
             }
             Notice::Ready => {
                 watched.ready = Some(Instant::now());
@@ -162,9 +180,19 @@ impl Life<'_> {
 
     /// Looks at the heartbeat; `Some` if the worker hangs.
     fn look(&self, host: &HostEnd, watched: &Watched) -> Option<String> {
-        let quiet = watched.heard.lock().unwrap_or_else(PoisonError::into_inner).elapsed();
+        let quiet = watched
+            .heard
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .elapsed();
         let busy = self.router.worker_busy(self.index);
-        match judge(&host.heartbeat(), watched.started.elapsed(), busy, quiet, &self.launch.limits) {
+        match judge(
+            &host.heartbeat(),
+            watched.started.elapsed(),
+            busy,
+            quiet,
+            &self.launch.limits,
+        ) {
             Verdict::Hung(why) => return Some(why),
             Verdict::Stalled(why) => self.router.worker_stalled(self.index, Some(why)),
             Verdict::Progress => self.router.worker_stalled(self.index, None),
@@ -174,12 +202,21 @@ impl Life<'_> {
     }
 
     /// Ends the process if it still runs, and finds words for what happened.
-    async fn explain(&self, served: Served, mut child: Child, output: Output, watched: Watched) -> Ending {
+    async fn explain(
+        &self,
+        served: Served,
+        mut child: Child,
+        output: Output,
+        watched: Watched,
+    ) -> Ending {
         let name = self.plan.name();
         let why = match served {
             Served::Asked => {
                 // Its socket is closed, so it goes by itself, if it is well.
-                if tokio::time::timeout(EXIT_PATIENCE, child.wait()).await.is_err() {
+                if tokio::time::timeout(EXIT_PATIENCE, child.wait())
+                    .await
+                    .is_err()
+                {
                     end(&mut child, Duration::ZERO).await;
                 }
                 return Ending::Asked;
@@ -187,7 +224,8 @@ impl Life<'_> {
             Served::Hung => {
                 let why = watched.hung.clone().unwrap_or_default();
                 tracing::error!("{name} hangs ({why}); its stacks follow, then it is ended");
-                self.router.worker_died(self.index, &format!("it hung: {why}"));
+                self.router
+                    .worker_died(self.index, &format!("it hung: {why}"));
                 signal_to(&child, Signal::SIGUSR1);
                 tokio::time::sleep(DUMP_PATIENCE).await;
                 end(&mut child, TERM_PATIENCE).await;
@@ -207,18 +245,27 @@ impl Life<'_> {
             },
         };
         let last_line = output.last_line().await;
-        if let Some(WorkerError { message, retryable, .. }) = watched.failed {
+        if let Some(WorkerError {
+            message, retryable, ..
+        }) = watched.failed
+        {
             let why = format!("{name}: {message}");
             return match (watched.ready, retryable) {
                 (None, false) => Ending::Hopeless(why),
-                (ready, _) => Ending::Died { why, served: ready.map(|ready| ready.elapsed()) },
+                (ready, _) => Ending::Died {
+                    why,
+                    served: ready.map(|ready| ready.elapsed()),
+                },
             };
         }
         let why = match last_line {
             Some(line) if watched.ready.is_none() => format!("{why}: {line}"),
             _ => why,
         };
-        Ending::Died { why, served: watched.ready.map(|ready| ready.elapsed()) }
+        Ending::Died {
+            why,
+            served: watched.ready.map(|ready| ready.elapsed()),
+        }
     }
 }
 
@@ -248,7 +295,11 @@ impl<T> Drop for AbortOnDrop<T> {
 }
 
 fn abi() -> String {
-    format!("{}.{}", denizen_shm::layout::ABI_MAJOR, denizen_shm::layout::ABI_MINOR)
+    format!(
+        "{}.{}",
+        denizen_shm::layout::ABI_MAJOR,
+        denizen_shm::layout::ABI_MINOR
+    )
 }
 
 fn signal_to(child: &Child, signal: Signal) {
@@ -271,7 +322,12 @@ async fn end(child: &mut Child, patience: Duration) {
 
 fn describe(status: ExitStatus) -> String {
     use std::os::unix::process::ExitStatusExt;
-    match (status.code(), status.signal().and_then(|number| Signal::try_from(number).ok())) {
+    match (
+        status.code(),
+        status
+            .signal()
+            .and_then(|number| Signal::try_from(number).ok()),
+    ) {
         (Some(code), _) => format!("it exited with status {code}"),
         (None, Some(signal)) => format!("it was killed by {}", signal.as_str()),
         (None, None) => "it ended".to_owned(),

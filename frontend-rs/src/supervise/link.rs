@@ -33,7 +33,14 @@ pub async fn drain(
     notices: mpsc::UnboundedSender<Notice>,
     heard: Arc<std::sync::Mutex<Instant>>,
 ) -> LinkEnd {
-    let mut receiver = Receiver { host, router, worker, epoch, notices, heard };
+    let mut receiver = Receiver {
+        host,
+        router,
+        worker,
+        epoch,
+        notices,
+        heard,
+    };
     match receiver.run().await {
         Ok(()) => LinkEnd::Gone,
         Err(why) => LinkEnd::Broken(why),
@@ -94,16 +101,22 @@ impl Receiver {
     fn take_some(&mut self) -> Result<bool, String> {
         let mut any = false;
         for _ in 0..SLICE {
-            let Some(message) = self.host.try_recv().map_err(said)? else { break };
+            let Some(message) = self.host.try_recv().map_err(said)? else {
+                break;
+            };
             any = true;
-            let envelope = decode(&message.envelope).map_err(|error| format!("it sent a malformed message: {error}"))?;
+            let envelope = decode(&message.envelope)
+                .map_err(|error| format!("it sent a malformed message: {error}"))?;
             if let Some(notice) = self.router.receive(self.worker, self.epoch, envelope) {
                 // The life that listens outlives this task.
                 let _ = self.notices.send(notice);
             }
         }
         if any {
-            *self.heard.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Instant::now();
+            *self
+                .heard
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner) = Instant::now();
         }
         Ok(any)
     }

@@ -55,8 +55,13 @@ pub struct Launch {
 /// What happens in the workers, for whoever starts the server.
 #[derive(Debug)]
 pub enum WorkerEvent {
-    Loading { worker: usize, load: Load },
-    Ready { worker: usize },
+    Loading {
+        worker: usize,
+        load: Load,
+    },
+    Ready {
+        worker: usize,
+    },
     /// The server cannot go on; one line that says why.
     Fatal(String),
 }
@@ -146,7 +151,11 @@ impl Keeper {
                 events: &self.events,
             };
             let (why, served, hopeless) = match life.run(&mut self.stop).await {
-                Ending::Asked => return self.router.worker_died(self.index, "the server is shutting down"),
+                Ending::Asked => {
+                    return self
+                        .router
+                        .worker_died(self.index, "the server is shutting down")
+                }
                 Ending::Died { why, served } => (why, served, false),
                 Ending::Hopeless(why) => (why, None, true),
             };
@@ -154,7 +163,11 @@ impl Keeper {
             if hopeless {
                 return self.give_up(why);
             }
-            deaths = if served.is_some_and(|served| served >= GOOD_LIFE) { 1 } else { deaths + 1 };
+            deaths = if served.is_some_and(|served| served >= GOOD_LIFE) {
+                1
+            } else {
+                deaths + 1
+            };
             tracing::error!("{}: {why}", self.plan.name());
             if deaths >= MAX_DEATHS {
                 let seconds = first_death.elapsed().as_secs();
@@ -164,7 +177,11 @@ impl Keeper {
                 ));
             }
             let pause = (FIRST_PAUSE * 2u32.pow(deaths - 1)).min(LONGEST_PAUSE);
-            tracing::warn!("{}: starting it again in {} ms", self.plan.name(), pause.as_millis());
+            tracing::warn!(
+                "{}: starting it again in {} ms",
+                self.plan.name(),
+                pause.as_millis()
+            );
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 _ = self.stop.wait_for(|stop| *stop != Stop::No) => return,

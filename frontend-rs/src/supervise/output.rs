@@ -22,12 +22,19 @@ pub struct Output {
 
 impl Output {
     pub fn follow(child: &mut Child, name: &str) -> Self {
-        let mut output = Self { tasks: JoinSet::new(), last: Arc::default() };
+        let mut output = Self {
+            tasks: JoinSet::new(),
+            last: Arc::default(),
+        };
         if let Some(stdout) = child.stdout.take() {
-            output.tasks.spawn(pass_on(stdout, name.to_owned(), output.last.clone()));
+            output
+                .tasks
+                .spawn(pass_on(stdout, name.to_owned(), output.last.clone()));
         }
         if let Some(stderr) = child.stderr.take() {
-            output.tasks.spawn(pass_on(stderr, name.to_owned(), output.last.clone()));
+            output
+                .tasks
+                .spawn(pass_on(stderr, name.to_owned(), output.last.clone()));
         }
         output
     }
@@ -38,7 +45,10 @@ impl Output {
         let all = async { while self.tasks.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(std::time::Duration::from_millis(500), all).await;
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        last.iter().rev().find(|line| !line.trim().is_empty()).cloned()
+        last.iter()
+            .rev()
+            .find(|line| !line.trim().is_empty())
+            .cloned()
     }
 }
 
@@ -46,7 +56,9 @@ async fn pass_on(stream: impl AsyncRead + Unpin, name: String, last: Arc<Mutex<V
     let mut reader = BufReader::with_capacity(MAX_LINE, stream);
     let mut line = Vec::new();
     loop {
-        let Ok(chunk) = reader.fill_buf().await else { return };
+        let Ok(chunk) = reader.fill_buf().await else {
+            return;
+        };
         if chunk.is_empty() && line.is_empty() {
             return;
         }

@@ -96,8 +96,23 @@ mod tests {
         for text in ["cpu", "cuda:0", "cuda:15"] {
             assert_eq!(text.parse::<Device>().unwrap().to_string(), text);
         }
-        for text in ["", "gpu", "cuda", "cuda:", "cuda:x", "cuda:-1", "cuda:+1", "CPU", "cuda:99999999999"] {
-            assert!(text.parse::<Device>().unwrap_err().contains("write cpu or cuda:N"), "{text}");
+        for text in [
+            "",
+            "gpu",
+            "cuda",
+            "cuda:",
+            "cuda:x",
+            "cuda:-1",
+            "cuda:+1",
+            "CPU",
+            "cuda:99999999999",
+        ] {
+            assert!(
+                text.parse::<Device>()
+                    .unwrap_err()
+                    .contains("write cpu or cuda:N"),
+                "{text}"
+            );
         }
     }
 
@@ -107,7 +122,10 @@ mod tests {
             worker: 1,
             device: Device::Cuda(3),
             threads: None,
-            models: vec![WorkerModel { name: "m".into(), path: "/p".into() }],
+            models: vec![WorkerModel {
+                name: "m".into(),
+                path: "/p".into(),
+            }],
             limits: WorkerLimits {
                 page_size: Some(16),
                 kv_tokens: None,

@@ -31,13 +31,15 @@ impl Spawner {
     pub fn start() -> io::Result<Self> {
         let runtime = tokio::runtime::Handle::current();
         let (orders, incoming) = mpsc::channel::<Order>();
-        std::thread::Builder::new().name("denizen-spawn".into()).spawn(move || {
-            let _entered = runtime.enter();
-            for order in incoming {
-                // A caller that has gone drops the child, which kills it.
-                let _ = order.reply.send(spawn(order.command, order.socket));
-            }
-        })?;
+        std::thread::Builder::new()
+            .name("denizen-spawn".into())
+            .spawn(move || {
+                let _entered = runtime.enter();
+                for order in incoming {
+                    // A caller that has gone drops the child, which kills it.
+                    let _ = order.reply.send(spawn(order.command, order.socket));
+                }
+            })?;
         Ok(Self { orders })
     }
 
@@ -50,13 +52,29 @@ impl Spawner {
         socket: ChildEnd,
     ) -> io::Result<Child> {
         let mut command = Command::new(python);
-        command.args(["-m", module, "--fd", &WORKER_FD.to_string(), "--config", config]);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.args([
+            "-m",
+            module,
+            "--fd",
+            &WORKER_FD.to_string(),
+            "--config",
+            config,
+        ]);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         // Else Python holds its lines back until its buffer is full.
         command.env("PYTHONUNBUFFERED", "1");
         let (reply, child) = oneshot::channel();
         let lost = || io::Error::other("the thread that starts processes has ended");
-        self.orders.send(Order { command, socket, reply }).map_err(|_| lost())?;
+        self.orders
+            .send(Order {
+                command,
+                socket,
+                reply,
+            })
+            .map_err(|_| lost())?;
         child.await.map_err(|_| lost())?
     }
 }

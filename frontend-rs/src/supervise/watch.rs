@@ -46,7 +46,14 @@ impl Default for Limits {
 impl Limits {
     /// One limit for everything.
     pub fn all(limit: Duration) -> Self {
-        Self { beat: limit, load: limit, capture: limit, prefill: limit, decode: limit, idle: limit }
+        Self {
+            beat: limit,
+            load: limit,
+            capture: limit,
+            prefill: limit,
+            decode: limit,
+            idle: limit,
+        }
     }
 
     fn of(&self, phase: Phase) -> Duration {
@@ -70,7 +77,13 @@ pub enum Verdict {
 }
 
 /// `age`: of the process. `busy`: sequences are in flight. `quiet`: time since its last message.
-pub fn judge(heartbeat: &Heartbeat, age: Duration, busy: bool, quiet: Duration, limits: &Limits) -> Verdict {
+pub fn judge(
+    heartbeat: &Heartbeat,
+    age: Duration,
+    busy: bool,
+    quiet: Duration,
+    limits: &Limits,
+) -> Verdict {
     let Some(beat_age) = heartbeat.beat_age else {
         return if age > FIRST_BEAT.max(limits.load) {
             Verdict::Hung(format!("it has not attached within {} s", age.as_secs()))
@@ -79,12 +92,17 @@ pub fn judge(heartbeat: &Heartbeat, age: Duration, busy: bool, quiet: Duration, 
         };
     };
     if beat_age > limits.beat {
-        return Verdict::Hung(format!("no heartbeat for {} s; the process is stopped", beat_age.as_secs()));
+        return Verdict::Hung(format!(
+            "no heartbeat for {} s; the process is stopped",
+            beat_age.as_secs()
+        ));
     }
     if beat_age > BEAT_STALLED {
         return Verdict::Stalled(format!("no heartbeat for {:.1} s", beat_age.as_secs_f64()));
     }
-    let Some(phase) = heartbeat.phase else { return Verdict::Progress };
+    let Some(phase) = heartbeat.phase else {
+        return Verdict::Progress;
+    };
     // An idle engine enters no new phase; if there is work, its silence counts.
     let phase_age = match phase {
         Phase::Idle if !busy => return Verdict::Progress,
@@ -92,7 +110,11 @@ pub fn judge(heartbeat: &Heartbeat, age: Duration, busy: bool, quiet: Duration, 
         _ => heartbeat.phase_age,
     };
     let limit = limits.of(phase);
-    let what = format!("{} for {:.0} s without progress", phase.name(), phase_age.as_secs_f64());
+    let what = format!(
+        "{} for {:.0} s without progress",
+        phase.name(),
+        phase_age.as_secs_f64()
+    );
     if phase_age > limit {
         Verdict::Hung(what)
     } else if phase_age > limit / 4 && phase != Phase::Load && phase != Phase::Capture {
@@ -110,7 +132,11 @@ mod tests {
 
     fn at(phase: Phase, phase_age: u64) -> Heartbeat {
         let beat_age = Some(Duration::from_millis(100));
-        Heartbeat { beat_age, phase: Some(phase), phase_age: Duration::from_secs(phase_age) }
+        Heartbeat {
+            beat_age,
+            phase: Some(phase),
+            phase_age: Duration::from_secs(phase_age),
+        }
     }
 
     fn judge_at(heartbeat: &Heartbeat, busy: bool) -> Verdict {
@@ -119,30 +145,54 @@ mod tests {
 
     #[test]
     fn an_idle_worker_without_work_makes_progress_for_ever() {
-        assert_eq!(judge_at(&at(Phase::Idle, 1 << 20), false), Verdict::Progress);
+        assert_eq!(
+            judge_at(&at(Phase::Idle, 1 << 20), false),
+            Verdict::Progress
+        );
     }
 
     #[test]
     fn an_idle_worker_with_work_is_stalled_and_then_hung() {
         assert_eq!(judge_at(&at(Phase::Idle, 1), true), Verdict::Progress);
-        assert!(matches!(judge_at(&at(Phase::Idle, 60), true), Verdict::Stalled(_)));
-        assert!(matches!(judge_at(&at(Phase::Idle, 600), true), Verdict::Hung(_)));
+        assert!(matches!(
+            judge_at(&at(Phase::Idle, 60), true),
+            Verdict::Stalled(_)
+        ));
+        assert!(matches!(
+            judge_at(&at(Phase::Idle, 600), true),
+            Verdict::Hung(_)
+        ));
         // It said something a moment ago.
-        let verdict = judge(&at(Phase::Idle, 600), NEVER, true, Duration::ZERO, &Limits::default());
+        let verdict = judge(
+            &at(Phase::Idle, 600),
+            NEVER,
+            true,
+            Duration::ZERO,
+            &Limits::default(),
+        );
         assert_eq!(verdict, Verdict::Progress);
     }
 
     #[test]
     fn a_long_prefill_step_is_not_a_fault() {
         assert_eq!(judge_at(&at(Phase::Prefill, 60), true), Verdict::Progress);
-        assert!(matches!(judge_at(&at(Phase::Prefill, 100), true), Verdict::Stalled(_)));
-        assert!(matches!(judge_at(&at(Phase::Prefill, 400), true), Verdict::Hung(_)));
+        assert!(matches!(
+            judge_at(&at(Phase::Prefill, 100), true),
+            Verdict::Stalled(_)
+        ));
+        assert!(matches!(
+            judge_at(&at(Phase::Prefill, 400), true),
+            Verdict::Hung(_)
+        ));
     }
 
     #[test]
     fn a_stopped_process_is_stalled_within_two_seconds_whatever_its_phase() {
         for phase in Phase::ALL {
-            let beat = |ms| Heartbeat { beat_age: Some(Duration::from_millis(ms)), ..at(phase, 0) };
+            let beat = |ms| Heartbeat {
+                beat_age: Some(Duration::from_millis(ms)),
+                ..at(phase, 0)
+            };
             assert_eq!(judge_at(&beat(1000), false), Verdict::Progress);
             assert!(matches!(judge_at(&beat(1500), false), Verdict::Stalled(_)));
             assert!(matches!(judge_at(&beat(31_000), false), Verdict::Hung(_)));
@@ -151,8 +201,20 @@ mod tests {
 
     #[test]
     fn a_process_that_never_attaches_is_hung_in_the_end() {
-        let silent = Heartbeat { beat_age: None, phase: None, phase_age: Duration::ZERO };
-        let after = |s| judge(&silent, Duration::from_secs(s), false, NEVER, &Limits::default());
+        let silent = Heartbeat {
+            beat_age: None,
+            phase: None,
+            phase_age: Duration::ZERO,
+        };
+        let after = |s| {
+            judge(
+                &silent,
+                Duration::from_secs(s),
+                false,
+                NEVER,
+                &Limits::default(),
+            )
+        };
         assert_eq!(after(100), Verdict::Progress);
         assert!(matches!(after(4000), Verdict::Hung(_)));
     }
