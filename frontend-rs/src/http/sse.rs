@@ -126,11 +126,12 @@ impl Sink {
         loop {
             let before = {
                 let state = self.shared.lock();
-                if state.gone {
-                    return Err(Unsendable::Gone);
-                }
+                // A client that has taken everything may well have gone by now.
                 if state.bytes < limit {
                     return Ok(());
+                }
+                if state.gone {
+                    return Err(Unsendable::Gone);
                 }
                 state.bytes
             };
@@ -196,5 +197,86 @@ impl Drop for Events {
         state.queue.clear();
         drop(state);
         self.shared.taken.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::StreamExt;
+
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(50);
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn queued(sink: &Sink) -> usize {
+        sink.shared.lock().bytes
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_takes_nothing_is_slow_once_the_bound_is_reached() {
+        let (sink, _events) = channel(100, SHORT);
+        let mut sent = 0;
+        while sink.room().await.is_ok() {
+            sink.send("0123456789");
+            sent += 1;
+            assert!(
+                queued(&sink) < 100 + 18,
+                "one event crosses the bound at most"
+            );
+        }
+        assert_eq!(sent, 100usize.div_ceil(18));
+        assert_eq!(sink.room().await, Err(Unsendable::Slow));
+        sink.discard();
+        assert_eq!(sink.room().await, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn each_taken_event_makes_room_and_nothing_is_lost() {
+        let (sink, events) = channel(1, LONG);
+        let writer = async {
+            for i in 0..1000 {
+                sink.room().await.unwrap();
+                sink.send(&i.to_string());
+            }
+            sink.complete();
+            sink.drained().await.unwrap();
+        };
+        let reader = events
+            .map(|batch| String::from_utf8(batch.unwrap().to_vec()).unwrap())
+            .collect::<String>();
+        let ((), text) = tokio::join!(writer, reader);
+        let expected: String = (0..1000).map(|i| format!("data: {i}\n\n")).collect();
+        assert_eq!(text, expected);
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_goes_away_is_noticed_by_whoever_waits() {
+        let (sink, events) = channel(1, LONG);
+        sink.send("x");
+        let (room, ()) = tokio::join!(sink.room(), async { drop(events) });
+        assert_eq!(room, Err(Unsendable::Gone));
+        sink.gone().await;
+        assert_eq!(sink.drained().await, Err(Unsendable::Gone));
+    }
+
+    #[tokio::test]
+    async fn what_has_piled_up_goes_out_together_in_order() {
+        let (sink, mut events) = channel(1 << 20, LONG);
+        for i in 0..3 {
+            sink.send(&i.to_string());
+        }
+        assert_eq!(
+            &events.next().await.unwrap().unwrap()[..],
+            b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
+        );
+        assert_eq!(queued(&sink), 0);
+        let large = "y".repeat(BATCH);
+        sink.send(&large);
+        sink.send("z");
+        assert_eq!(events.next().await.unwrap().unwrap().len(), BATCH + 8);
+        drop(sink);
+        assert_eq!(&events.next().await.unwrap().unwrap()[..], b"data: z\n\n");
+        assert!(events.next().await.is_none());
     }
 }

@@ -151,3 +151,110 @@ impl Shared {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// A pool whose `threads` are all stuck in a large job until the sender is dropped.
+    async fn stuck(threads: usize, capacity: usize) -> (Arc<TextPool>, mpsc::Sender<()>) {
+        let pool = Arc::new(TextPool::new(threads, capacity).unwrap());
+        let (release, stuck) = mpsc::channel::<()>();
+        let (started, mut starts) = tokio::sync::mpsc::unbounded_channel();
+        let pool_ = pool.clone();
+        tokio::spawn(async move {
+            let job = move || {
+                started.send(()).unwrap();
+                let _ = stuck.recv();
+            };
+            pool_.run(LARGE, job).await
+        });
+        starts.recv().await.unwrap();
+        (pool, release)
+    }
+
+    #[tokio::test]
+    async fn a_full_queue_refuses_and_says_how_many_wait() {
+        let (pool, release) = stuck(1, 2).await;
+        let mut waiting = Vec::new();
+        for _ in 0..2 {
+            let pool = pool.clone();
+            waiting.push(tokio::spawn(async move { pool.run(1, || 7).await }));
+        }
+        while pool.waiting() < 2 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(pool.run(1, || 7).await, Err(PoolError::Full(2)));
+        drop(release);
+        for job in waiting {
+            assert_eq!(job.await.unwrap(), Ok(7));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_job_whose_caller_has_gone_does_not_run() {
+        let (pool, release) = stuck(1, 10).await;
+        let ran = Arc::new(AtomicUsize::new(0));
+        for _ in 0..5 {
+            let ran = ran.clone();
+            let job = pool.run(1, move || ran.fetch_add(1, Ordering::SeqCst));
+            // Polled once, so that it is queued, then dropped.
+            assert!(tokio::time::timeout(std::time::Duration::ZERO, job)
+                .await
+                .is_err());
+        }
+        assert_eq!(pool.waiting(), 5);
+        drop(release);
+        pool.run(1, || ()).await.unwrap();
+        assert_eq!(ran.load(Ordering::SeqCst), 0);
+    }
+
+    #[tokio::test]
+    async fn a_small_job_passes_large_ones_where_there_are_two_threads() {
+        let (pool, release) = stuck(2, 10).await;
+        let large = {
+            let pool = pool.clone();
+            tokio::spawn(async move { pool.run(LARGE, || ()).await })
+        };
+        while pool.waiting() < 1 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(pool.run(LARGE - 1, || 7).await, Ok(7));
+        assert_eq!(
+            pool.waiting(),
+            1,
+            "the large one waits for the other thread"
+        );
+        drop(release);
+        large.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_panic_reaches_its_caller_alone() {
+        let pool = TextPool::new(1, 10).unwrap();
+        let panicked: Result<(), _> = pool.run(1, || panic!("on purpose")).await;
+        assert_eq!(panicked, Err(PoolError::Panicked));
+        assert_eq!(pool.run(1, || 7).await, Ok(7));
+    }
+
+    #[tokio::test]
+    async fn threads_end_with_the_pool() {
+        let (pool, release) = stuck(1, 10).await;
+        let shared = Arc::downgrade(&pool.shared);
+        drop(release);
+        let pool = loop {
+            // The first job's caller holds the pool until it has ended.
+            tokio::task::yield_now().await;
+            if Arc::strong_count(&pool) == 1 {
+                break pool;
+            }
+        };
+        drop(pool);
+        while shared.strong_count() > 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+}

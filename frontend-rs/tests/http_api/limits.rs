@@ -181,6 +181,35 @@ async fn a_body_that_never_comes_is_not_waited_for() {
 }
 
 #[tokio::test]
+async fn a_stream_that_ended_is_not_counted_as_given_up() {
+    let backend = Scripted::new(vec![tiny()], |_| {
+        [bytes("abc"), vec![done(FinishReason::Stop)]].concat()
+    });
+    let server = Server::start(backend.clone()).await;
+    for _ in 0..50 {
+        assert_eq!(
+            server.events(POST[0], &chat(true)).await.last().unwrap(),
+            "[DONE]"
+        );
+    }
+    loop {
+        let metrics = server.get("/metrics").await;
+        if metrics
+            .text()
+            .lines()
+            .any(|line| line == "denizen_http_in_flight 0")
+        {
+            assert!(
+                !metrics.text().contains("denizen_http_aborted_total{"),
+                "{}",
+                metrics.text()
+            );
+            break;
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_stream_ends_properly_even_if_its_last_bytes_are_read_late() {
     let backend = Scripted::new(vec![tiny()], |_| {
         [bytes("abc"), vec![done(FinishReason::Stop)]].concat()

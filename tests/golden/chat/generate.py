@@ -37,7 +37,7 @@ THOUGHT = [
     {"role": "user", "content": "Sure?"},
     {"role": "assistant", "content": "Yes", "reasoning_content": "\nI checked.\n"},
 ]
-ARGUMENTS = {"text": 'He said "ok" <&> \'x\'', "n": 3, "ratio": 1.5, "deep": {"z": [1, None, True], "a": "é"}, "no": []}
+ARGUMENTS = {"text": "He said \"ok\" <&> 'x'", "n": 3, "ratio": 1.5, "deep": {"z": [1, None, True], "a": "é"}, "no": []}
 CALLS = [
     {"role": "user", "content": "Save a note."},
     {
