@@ -1,7 +1,7 @@
 """The shared-memory arena for Python peers (the Rust crate `denizen-shm`).
 
-A worker calls :meth:`Arena.attach` with the file descriptor it inherited. :class:`HostArena` is the front end's end of a
-pair, which the Rust front end uses directly; from Python it serves tests and benchmarks.
+A worker calls :meth:`Arena.attach` with the file descriptor it inherited. :class:`HostArena` is the front end's end of
+a pair, which the Rust front end uses directly; from Python it serves tests and benchmarks.
 
 Every object may be used from several threads. One thread at a time is inside ``recv``; a second one waits for it.
 """
@@ -127,6 +127,10 @@ class Arena:
         Calling it again with the same phase renews the time of entry: do so at every step.
         """
 
+    def end_with_host(self, grace_s: float) -> None:
+        """Backstop against orphans: once the front end has gone, a native thread kills this process (SIGKILL) unless
+        it exits or closes the arena within `grace_s` seconds, even if its Python threads hang in a device call."""
+
     def stats(self) -> Stats: ...
     def close(self) -> None:
         """Stop the heartbeat, publish nothing more, and let the front end see the end of file. A blocked ``recv``
@@ -181,7 +185,7 @@ class HostArena:
 
     @property
     def names(self) -> tuple[str, str]:
-        """Names of the two objects in ``/dev/shm``: (requests, results). They exist only until the peer has attached."""
+        """Names of the objects in ``/dev/shm``, (requests, results). They exist only until the peer has attached."""
 
     def stats(self) -> Stats: ...
     def close(self) -> None: ...

@@ -1,5 +1,7 @@
 //! Waking a peer that sleeps. A doorbell is a hint: whoever wakes looks at the ring.
 
+use std::ffi::CString;
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -7,6 +9,7 @@ use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use crate::error::{ArenaError, Result};
+use crate::sys::{semaphore_name, Semaphore};
 
 /// A bell between two processes. A ring before the wait counts: it is kept until cleared.
 pub trait Doorbell: Send + Sync {
@@ -14,8 +17,8 @@ pub trait Doorbell: Send + Sync {
     fn ring(&self) -> Result<()>;
     /// Forget all rings so far.
     fn clear(&self) -> Result<()>;
-    /// Wait for a ring, at most `timeout` (`None`: for ever). False on timeout, or if a signal interrupted the wait.
-    /// Does not clear.
+    /// Wait for a ring, at most `timeout` (`None`: for ever), and clear it. False on timeout, or if a signal
+    /// interrupted the wait.
     fn wait(&self, timeout: Option<Duration>) -> Result<bool>;
 }
 
@@ -65,7 +68,80 @@ impl Doorbell for EventDoorbell {
 
     fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
         let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
-        poll_for(&mut fds, timeout)
+        let rung = poll_for(&mut fds, timeout)?;
+        if rung {
+            self.clear()?;
+        }
+        Ok(rung)
+    }
+}
+
+/// The doorbell between front end and SDK clients: a named POSIX semaphore, which plain Python can open too.
+pub struct SemaphoreDoorbell {
+    semaphore: Semaphore,
+    /// Set on the creator's side, which removes the name when dropped.
+    name: Option<CString>,
+}
+
+impl SemaphoreDoorbell {
+    /// Create the semaphore `name` (without slash), for this user alone. Fails if it exists.
+    pub fn create(name: &str) -> Result<Self> {
+        let c_name = semaphore_name(name)?;
+        let semaphore = Semaphore::create(&c_name)
+            .map_err(|e| ArenaError::io(format!("cannot create semaphore {name}"), e))?;
+        Ok(SemaphoreDoorbell {
+            semaphore,
+            name: Some(c_name),
+        })
+    }
+
+    /// Open a semaphore that the peer created.
+    pub fn open(name: &str) -> Result<Self> {
+        let semaphore = Semaphore::open(semaphore_name(name)?.as_c_str())
+            .map_err(|e| ArenaError::io(format!("cannot open semaphore {name}"), e))?;
+        Ok(SemaphoreDoorbell {
+            semaphore,
+            name: None,
+        })
+    }
+}
+
+impl Doorbell for SemaphoreDoorbell {
+    fn ring(&self) -> Result<()> {
+        match self.semaphore.post() {
+            // Overflow: it has been rung two billion times, so it rings.
+            Err(e) if e.raw_os_error() != Some(Errno::OVERFLOW.raw_os_error()) => {
+                Err(ArenaError::io("cannot ring the doorbell", e))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn clear(&self) -> Result<()> {
+        loop {
+            match self.semaphore.try_wait() {
+                Ok(()) => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(ArenaError::io("cannot clear the doorbell", e)),
+            }
+        }
+    }
+
+    fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
+        match self.semaphore.wait(timeout) {
+            Ok(()) => self.clear().map(|()| true),
+            Err(e) if matches!(e.kind(), ErrorKind::TimedOut | ErrorKind::Interrupted) => Ok(false),
+            Err(e) => Err(ArenaError::io("cannot wait for the peer", e)),
+        }
+    }
+}
+
+impl Drop for SemaphoreDoorbell {
+    fn drop(&mut self) {
+        if let Some(name) = &self.name {
+            let _ = Semaphore::unlink(name);
+        }
     }
 }
 

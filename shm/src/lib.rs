@@ -89,7 +89,7 @@ pub mod slab;
 
 pub use config::{Config, Direction};
 pub use descriptor::Descriptor;
-pub use doorbell::{Doorbell, EventDoorbell};
+pub use doorbell::{Doorbell, EventDoorbell, SemaphoreDoorbell};
 pub use endpoint::{Link, Stats};
 pub use error::{ArenaError, PeerInfo, Result};
 pub use heartbeat::{Heartbeat, Phase};

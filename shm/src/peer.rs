@@ -1,7 +1,7 @@
 //! The worker's end of a pair: attaches over the socket it inherited, beats while it lives.
 
 use std::os::fd::{OwnedFd, RawFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -113,7 +113,12 @@ impl PeerEnd {
             socket,
         });
         endpoint.note_peer_pid();
-        let beat = match Beat::start(std::sync::Arc::clone(endpoint.own())) {
+        let beat = endpoint
+            .socket()
+            .try_clone()
+            .map_err(|e| ArenaError::io("cannot watch the front end", e))
+            .and_then(|socket| Beat::start(Arc::clone(endpoint.own()), socket));
+        let beat = match beat {
             Ok(beat) => beat,
             Err(error) => return Err((error, endpoint.into_socket())),
         };
@@ -160,6 +165,16 @@ impl PeerEnd {
         self.endpoint.check_usable()?;
         set_phase(self.endpoint.own(), phase);
         Ok(())
+    }
+
+    /// Backstop against orphans: once the front end has gone, the heartbeat thread kills this process (SIGKILL) unless
+    /// it exits or closes the arena within `grace`. For a worker whose main thread may hang in a device call.
+    pub fn end_with_host(&self, grace: Duration) -> Result<()> {
+        self.endpoint.check_usable()?;
+        let beat = self.beat.lock().unwrap_or_else(PoisonError::into_inner);
+        beat.as_ref()
+            .map(|beat| beat.end_with_host(grace))
+            .ok_or(ArenaError::Closed)
     }
 
     /// The front end and how much of what was sent it has not taken.

@@ -1,9 +1,13 @@
 //! System calls without a safe wrapper. The second of the crate's two files with `unsafe`.
 #![allow(unsafe_code)]
 
+use std::ffi::{CStr, CString};
+use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::ptr::NonNull;
+use std::time::Duration;
 
 use crate::error::{ArenaError, Result};
 
@@ -20,7 +24,7 @@ pub(crate) fn inherit(command: &mut Command, fd: OwnedFd, at: RawFd) {
             }
         };
         if result < 0 {
-            return Err(std::io::Error::last_os_error());
+            return Err(io::Error::last_os_error());
         }
         Ok(())
     };
@@ -38,7 +42,7 @@ pub(crate) fn take_inherited(fd: RawFd) -> Result<OwnedFd> {
     }
     // SAFETY: a system call on an integer.
     if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
-        let error = std::io::Error::last_os_error();
+        let error = io::Error::last_os_error();
         return Err(ArenaError::io(
             format!("file descriptor {fd} was not inherited"),
             error,
@@ -47,4 +51,99 @@ pub(crate) fn take_inherited(fd: RawFd) -> Result<OwnedFd> {
     // SAFETY: the descriptor is open (checked above), and nobody else in this process owns it: it was inherited, and the
     // caller passes it on by number.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// A named POSIX semaphore, closed when dropped. Its name lives on until unlinked.
+pub(crate) struct Semaphore(NonNull<libc::sem_t>);
+
+// SAFETY: POSIX semaphores may be used from any thread.
+unsafe impl Send for Semaphore {}
+// SAFETY: as above.
+unsafe impl Sync for Semaphore {}
+
+impl Semaphore {
+    /// Create `name` (which must start with a slash and not exist) with count 0, for this user alone.
+    pub fn create(name: &CStr) -> io::Result<Self> {
+        // SAFETY: `name` is a C string; mode and initial value have the types that the variadic call reads.
+        let semaphore = unsafe {
+            libc::sem_open(
+                name.as_ptr(),
+                libc::O_CREAT | libc::O_EXCL,
+                0o600 as libc::mode_t as libc::c_uint,
+                0 as libc::c_uint,
+            )
+        };
+        Self::check(semaphore)
+    }
+
+    /// Open a semaphore that somebody created.
+    pub fn open(name: &CStr) -> io::Result<Self> {
+        // SAFETY: `name` is a C string; without O_CREAT no further argument is read.
+        Self::check(unsafe { libc::sem_open(name.as_ptr(), 0) })
+    }
+
+    fn check(semaphore: *mut libc::sem_t) -> io::Result<Self> {
+        if semaphore == libc::SEM_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        NonNull::new(semaphore)
+            .map(Semaphore)
+            .ok_or_else(|| io::Error::other("sem_open returned null"))
+    }
+
+    pub fn unlink(name: &CStr) -> io::Result<()> {
+        // SAFETY: `name` is a C string.
+        status(unsafe { libc::sem_unlink(name.as_ptr()) })
+    }
+
+    pub fn post(&self) -> io::Result<()> {
+        // SAFETY: the semaphore is open as long as `self` lives.
+        status(unsafe { libc::sem_post(self.0.as_ptr()) })
+    }
+
+    pub fn try_wait(&self) -> io::Result<()> {
+        // SAFETY: as in `post`.
+        status(unsafe { libc::sem_trywait(self.0.as_ptr()) })
+    }
+
+    /// Wait until posted; `None` for ever. `TimedOut` or `Interrupted` otherwise.
+    pub fn wait(&self, timeout: Option<Duration>) -> io::Result<()> {
+        let Some(timeout) = timeout else {
+            // SAFETY: as in `post`.
+            return status(unsafe { libc::sem_wait(self.0.as_ptr()) });
+        };
+        let mut until = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        // SAFETY: `until` is a timespec that the call fills in.
+        status(unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &mut until) })?;
+        let nanoseconds = until.tv_nsec as u64 + u64::from(timeout.subsec_nanos());
+        let seconds = timeout.as_secs() + nanoseconds / 1_000_000_000;
+        until.tv_sec = until.tv_sec.saturating_add_unsigned(seconds);
+        until.tv_nsec = (nanoseconds % 1_000_000_000) as libc::c_long;
+        // SAFETY: as in `post`; `until` outlives the call.
+        status(unsafe { libc::sem_timedwait(self.0.as_ptr(), &until) })
+    }
+}
+
+impl Drop for Semaphore {
+    fn drop(&mut self) {
+        // SAFETY: opened by `create` or `open` and closed once. A failure leaves a mapping behind, no more.
+        unsafe { libc::sem_close(self.0.as_ptr()) };
+    }
+}
+
+fn status(result: libc::c_int) -> io::Result<()> {
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// `name` as the C library wants it: with a leading slash.
+pub(crate) fn semaphore_name(name: &str) -> Result<CString> {
+    CString::new(format!("/{name}"))
+        .map_err(|_| ArenaError::Config(format!("semaphore name {name:?} contains a zero byte")))
 }
