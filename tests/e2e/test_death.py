@@ -98,9 +98,8 @@ def test_p30_readiness_is_503_while_there_is_no_worker(server: Running) -> None:
     answers(server)
 
 
-def test_p30_a_stopped_worker_is_noticed_and_replaced(serve: Serve, hybrid_model: Path) -> None:
+def test_p30_a_stopped_worker_is_noticed_and_replaced(server: Running) -> None:
     """Symptom: /health stays 200 while the scheduler hangs. Here /health is the process and /ready is the progress."""
-    server = serve([*CPU, "--model", f"tiny={hybrid_model}", "--hang-limit", "3"], model="tiny")
     streams = Streams(server, 4)
     [worker] = server.workers()
     os.kill(worker, signal.SIGSTOP)
