@@ -12,6 +12,7 @@ Everything is fp32. ``q`` and ``k`` are L2-normalised here and ``q`` is scaled b
 from __future__ import annotations
 
 import torch
+from denizen.kernels.gated_delta_chunk import gated_delta_prefill_triton
 
 #: Tokens whose mutual corrections are solved at once in prefill.
 _CHUNK = 64
@@ -90,6 +91,9 @@ def gated_delta_prefill(
     state's way from chunk to chunk is sequential. All rows' chunks are solved together, and the n-th chunks of all rows
     advance together.
     """
+    if query.is_cuda:
+        started = torch.zeros_like(slots, dtype=torch.bool) if fresh is None else fresh
+        return gated_delta_prefill_triton(query, key, value, g, beta, cu_seqlens, state, slots, started)
     heads, value_dim = value.shape[1:]
     query, key = _prepare(query, key, heads)
     rows, chunk = len(slots), min(_CHUNK, max_seqlen)

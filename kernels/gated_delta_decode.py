@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from denizen.kernels.conv import causal_conv_step
 from denizen.kernels.gated_delta import gated_delta_step
+from denizen.kernels.gated_delta_gates import gate_values, gated_delta_gates
 from denizen.kernels.jit import jit, tl
-from denizen.kernels.norm import gated_rms_norm
-from torch.nn.functional import softplus
+from denizen.kernels.norm import gated_rms_norm, gated_rms_norm_triton
 
 #: Slot that pads batches; its state is never read and never written by the kernels.
 NULL_SLOT = 0
@@ -22,20 +22,13 @@ NULL_SLOT = 0
 SPLIT_ROWS = 64
 
 
-def gated_delta_gates(
-    b: torch.Tensor, a: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log decay ``-exp(a_log) * softplus(a + dt_bias)`` and ``beta = sigmoid(b)``, fp32 ``[T, value_heads]`` each."""
-    return -a_log.float().exp() * softplus(a.float() + dt_bias.float()), torch.sigmoid(b.float())
-
-
 def gated_delta_decode(
     mixed: torch.Tensor,
     z: torch.Tensor,
     b: torch.Tensor,
     a: torch.Tensor,
     conv_weight: torch.Tensor,
-    a_log: torch.Tensor,
+    rate: torch.Tensor,
     dt_bias: torch.Tensor,
     norm_weight: torch.Tensor,
     eps: float,
@@ -47,11 +40,12 @@ def gated_delta_decode(
 
     - ``mixed`` ``[B, channels]``: queries, keys, values before the convolution; ``z`` ``[B, value_heads * value_dim]``,
       ``b``, ``a`` ``[B, value_heads]``: parts of one projection, so rows may be strided.
-    - ``conv_weight`` ``[channels, K]``; ``a_log``, ``dt_bias`` ``[value_heads]``; ``norm_weight`` ``[value_dim]``.
+    - ``conv_weight`` ``[channels, K]``; ``rate`` (``-exp(A_log)``), ``dt_bias`` fp32 ``[value_heads]``;
+      ``norm_weight`` ``[value_dim]``.
     - ``conv_state`` ``[slots, K - 1, channels]`` and ``state`` ``[slots, value_heads, key_dim, value_dim]``, of any
       float type, updated in place; ``slots`` int32 ``[B]``, 0 pads and nothing of slot 0 is kept.
     """
-    arguments = (mixed, z, b, a, conv_weight, a_log, dt_bias, norm_weight, eps, conv_state, state, slots)
+    arguments = (mixed, z, b, a, conv_weight, rate, dt_bias, norm_weight, eps, conv_state, state, slots)
     if mixed.is_cuda:
         return gated_delta_decode_triton(*arguments, split=mixed.shape[0] >= SPLIT_ROWS)
     rows = mixed.shape[0]
@@ -60,7 +54,7 @@ def gated_delta_decode(
     convolved = causal_conv_step(mixed, conv_weight, conv_state, slots)
     key_width = key_heads * key_dim
     query, key, value = torch.split(convolved, [key_width, key_width, value_heads * value_dim], dim=-1)
-    g, beta = gated_delta_gates(b, a, a_log, dt_bias)
+    g, beta = gated_delta_gates(b, a, rate, dt_bias)
     out = gated_delta_step(
         query.view(rows, key_heads, key_dim),
         key.view(rows, key_heads, key_dim),
@@ -95,13 +89,6 @@ def _convolve(
 
 
 @jit
-def _gates(b: tl.tensor, a: tl.tensor, a_log: tl.tensor, dt_bias: tl.tensor) -> Any:
-    x = a.to(tl.float32) + dt_bias.to(tl.float32)
-    softplus_x = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(x)))
-    return tl.exp(-tl.exp(a_log.to(tl.float32)) * softplus_x), tl.sigmoid(b.to(tl.float32))
-
-
-@jit
 def _delta(
     held: tl.tensor,
     query: tl.tensor,
@@ -127,7 +114,7 @@ def _fused_kernel(
     b: tl.tensor,
     a: tl.tensor,
     conv_weight: tl.tensor,
-    a_log: tl.tensor,
+    rate: tl.tensor,
     dt_bias: tl.tensor,
     norm_weight: tl.tensor,
     conv_state: tl.tensor,
@@ -171,13 +158,13 @@ def _fused_kernel(
             held = tl.load(tile).to(tl.float32)
             channel = 2 * KEY_HEADS * DK + value_head * DV + in_value
             value = _convolve(source, conv_weight, taps, channel, C, K)
-            decay, beta = _gates(
+            log_decay, beta = gate_values(
                 tl.load(b + row64 * b_stride + value_head),
                 tl.load(a + row64 * a_stride + value_head),
-                tl.load(a_log + value_head),
+                tl.load(rate + value_head),
                 tl.load(dt_bias + value_head),
             )
-            held, y = _delta(held, query, key, value, decay, beta, SCALE)
+            held, y = _delta(held, query, key, value, tl.exp(log_decay), beta, SCALE)
             tl.store(tile, held.to(state.dtype.element_ty))
             gate = tl.load(z + row64 * z_stride + value_head * DV + in_value).to(tl.float32)
             y *= tl.rsqrt(tl.sum(y * y, 0) / DV + eps) * tl.load(norm_weight + in_value).to(tl.float32)
@@ -212,7 +199,7 @@ def _delta_kernel(
     convolved: tl.tensor,
     b: tl.tensor,
     a: tl.tensor,
-    a_log: tl.tensor,
+    rate: tl.tensor,
     dt_bias: tl.tensor,
     state: tl.tensor,
     slots: tl.tensor,
@@ -244,39 +231,15 @@ def _delta_kernel(
         query = tl.load(source + (head // GROUP) * DK + in_key).to(tl.float32)
         key = tl.load(source + key_width + (head // GROUP) * DK + in_key).to(tl.float32)
         value = tl.load(source + 2 * key_width + head * DV + in_value).to(tl.float32)
-        decay, beta = _gates(
+        log_decay, beta = gate_values(
             tl.load(b + row * b_stride + head),
             tl.load(a + row * a_stride + head),
-            tl.load(a_log + head),
+            tl.load(rate + head),
             tl.load(dt_bias + head),
         )
-        held, y = _delta(held, query, key, value, decay, beta, SCALE)
+        held, y = _delta(held, query, key, value, tl.exp(log_decay), beta, SCALE)
         tl.store(tile, held.to(state.dtype.element_ty))
         tl.store(place, y)
-
-
-@jit
-def _norm_kernel(
-    x: tl.tensor,
-    z: tl.tensor,
-    weight: tl.tensor,
-    slots: tl.tensor,
-    out: tl.tensor,
-    z_stride: tl.tensor,
-    eps: tl.tensor,
-    HEADS: tl.constexpr,
-    DV: tl.constexpr,
-    NULL: tl.constexpr,
-) -> None:
-    row = (tl.program_id(0) // HEADS).to(tl.int64)
-    head = tl.program_id(0) % HEADS
-    lane = tl.arange(0, DV)
-    place = (row * HEADS + head) * DV + lane
-    y = tl.load(x + place)
-    y *= tl.rsqrt(tl.sum(y * y, 0) / DV + eps) * tl.load(weight + lane).to(tl.float32)
-    gate = tl.load(z + row * z_stride + head * DV + lane).to(tl.float32)
-    y = tl.where(tl.load(slots + row) == NULL, 0.0, y * gate * tl.sigmoid(gate))
-    tl.store(out + place, y.to(out.dtype.element_ty))
 
 
 def gated_delta_decode_triton(
@@ -285,7 +248,7 @@ def gated_delta_decode_triton(
     b: torch.Tensor,
     a: torch.Tensor,
     conv_weight: torch.Tensor,
-    a_log: torch.Tensor,
+    rate: torch.Tensor,
     dt_bias: torch.Tensor,
     norm_weight: torch.Tensor,
     eps: float,
@@ -299,12 +262,13 @@ def gated_delta_decode_triton(
     value_heads, key_dim, value_dim = state.shape[1:]
     key_heads = _key_heads(mixed, state)
     taps = conv_weight.shape[1]
-    out = torch.empty((rows, value_heads * value_dim), dtype=mixed.dtype, device=mixed.device)
     scale = key_dim**-0.5
     group = value_heads // key_heads
+    width = value_heads * value_dim
     if not split:
+        out = torch.empty((rows, width), dtype=mixed.dtype, device=mixed.device)
         _fused_kernel[(rows * key_heads,)](
-            mixed, z, b, a, conv_weight, a_log, dt_bias, norm_weight, conv_state, state, slots, out,
+            mixed, z, b, a, conv_weight, rate, dt_bias, norm_weight, conv_state, state, slots, out,
             mixed.stride(0), z.stride(0), b.stride(0), a.stride(0), eps,
             SCALE=scale, KEY_HEADS=key_heads, GROUP=group, DK=key_dim, DV=value_dim, C=channels, K=taps,
             NULL=NULL_SLOT, num_warps=8,
@@ -317,15 +281,12 @@ def gated_delta_decode_triton(
         mixed, conv_weight, conv_state, slots, convolved, mixed.stride(0),
         C=channels, K=taps, BLOCK=block, NULL=NULL_SLOT, num_warps=4,
     )  # fmt: skip
-    read = torch.empty((rows, value_heads * value_dim), dtype=torch.float32, device=mixed.device)
+    read = torch.empty((rows, width), dtype=torch.float32, device=mixed.device)
     columns = min(32, value_dim)
     _delta_kernel[(rows * value_heads, value_dim // columns)](
-        convolved, b, a, a_log, dt_bias, state, slots, read, b.stride(0), a.stride(0),
+        convolved, b, a, rate, dt_bias, state, slots, read, b.stride(0), a.stride(0),
         SCALE=scale, VALUE_HEADS=value_heads, GROUP=group, DK=key_dim, DV=value_dim, COLUMNS=columns, C=channels,
         NULL=NULL_SLOT, num_warps=4,
     )  # fmt: skip
-    _norm_kernel[(rows * value_heads,)](
-        read, z, norm_weight, slots, out, z.stride(0), eps,
-        HEADS=value_heads, DV=value_dim, NULL=NULL_SLOT, num_warps=1,
-    )  # fmt: skip
-    return out
+    gate = z.view(rows, value_heads, value_dim)
+    return gated_rms_norm_triton(read.view(gate.shape), gate, norm_weight, eps, slots).view(rows, width)

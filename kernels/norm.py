@@ -13,11 +13,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
     A zero-centred checkpoint weight (``1 + w``) is folded when it is loaded, never here.
     """
+    if x.is_cuda:
+        return add_rms_norm_triton(x.reshape(-1, x.shape[-1]), None, weight, eps).view(x.shape)
     return _rms_norm(x, weight.shape, weight, eps)
 
 
 def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """``rms_norm(x) * silu(gate)``, the norm first, in fp32: all ``[..., D]``, ``weight`` ``[D]``."""
+    if x.is_cuda:
+        return gated_rms_norm_triton(x, gate, weight, eps)
     normed = rms_norm(x.float(), weight.float(), eps)
     return (normed * silu(gate.float())).to(gate.dtype)
 
@@ -76,5 +80,61 @@ def add_rms_norm_triton(
         W=power_of_two(dim),
         ADD=delta is not None,
         num_warps=4 if dim <= 2048 else 8,
+    )
+    return out
+
+
+@jit
+def _gated_rms_norm_kernel(
+    x: tl.tensor,
+    gate: tl.tensor,
+    weight: tl.tensor,
+    slots: tl.tensor,
+    out: tl.tensor,
+    token_stride: tl.tensor,
+    head_stride: tl.tensor,
+    eps: tl.tensor,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    W: tl.constexpr,
+    SLOTS: tl.constexpr,
+) -> None:
+    token = (tl.program_id(0) // HEADS).to(tl.int64)
+    head = tl.program_id(0) % HEADS
+    lane = tl.arange(0, W)
+    inside = lane < D
+    place = (token * HEADS + head) * D + lane
+    value = tl.load(x + place, mask=inside, other=0).to(tl.float32)
+    value *= tl.rsqrt(tl.sum(value * value, 0) / D + eps) * tl.load(weight + lane, mask=inside, other=0).to(tl.float32)
+    opened = tl.load(gate + token * token_stride + head * head_stride + lane, mask=inside, other=0).to(tl.float32)
+    value *= opened * tl.sigmoid(opened)
+    if SLOTS:
+        value = tl.where(tl.load(slots + token) == 0, 0.0, value)
+    tl.store(out + place, value.to(out.dtype.element_ty), mask=inside)
+
+
+def gated_rms_norm_triton(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, slots: torch.Tensor | None = None
+) -> torch.Tensor:
+    """:func:`gated_rms_norm` of ``[T, heads, D]`` in one kernel; ``gate``'s tokens and heads may be strided.
+
+    With ``slots`` int32 ``[T]`` the result of a padding row (slot 0) is 0, whatever it holds.
+    """
+    tokens, heads, dim = x.shape
+    out = torch.empty((tokens, heads, dim), dtype=gate.dtype, device=x.device)
+    _gated_rms_norm_kernel[(tokens * heads,)](
+        x,
+        gate,
+        weight,
+        x if slots is None else slots,
+        out,
+        gate.stride(0),
+        gate.stride(1),
+        eps,
+        HEADS=heads,
+        D=dim,
+        W=power_of_two(dim),
+        SLOTS=slots is not None,
+        num_warps=1,
     )
     return out

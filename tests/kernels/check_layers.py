@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from denizen.kernels.attention_inputs import attention_inputs, attention_inputs_triton, rope_table
 from denizen.kernels.gate import sigmoid_gate, sigmoid_gate_triton, silu_mul, silu_mul_triton
-from denizen.kernels.norm import add_rms_norm, add_rms_norm_triton
+from denizen.kernels.gated_delta_gates import gated_delta_gates, gated_delta_gates_triton
+from denizen.kernels.norm import add_rms_norm, add_rms_norm_triton, gated_rms_norm, gated_rms_norm_triton
 from kernel_support import BOUND, close, generator, on_device, same, strided
 
 
@@ -82,3 +83,35 @@ def test_attention_inputs_equal_the_reference() -> None:
         _attention_inputs(dtype, 8, 2, 64, 16, gated=True, normed=True)  # Qwen3.5's layout, smaller
         _attention_inputs(dtype, 4, 4, 32, 32, gated=False, normed=True)
         _attention_inputs(dtype, 6, 2, 48, 48, gated=False, normed=False)  # a width that is no power of two
+
+
+def test_gated_rms_norm_equals_the_reference() -> None:
+    g = generator(3)
+    for dtype, bound in BOUND.items():
+        for heads, dim in ((4, 64), (3, 40)):
+            x = torch.randn(5, heads, dim, generator=g)
+            gate = (
+                torch.randn(5, heads * dim + 7, generator=g)
+                .to(dtype)[:, 3 : 3 + heads * dim]
+                .unflatten(1, (heads, dim))
+            )
+            weight = 1 + 0.1 * torch.randn(dim, generator=g)
+            device_gate = on_device(gate)
+            want = gated_rms_norm(x, gate, weight, 1e-6)
+            got = gated_rms_norm_triton(on_device(x), device_gate, on_device(weight), 1e-6)
+            close(got, want, bound, f"gated_rms_norm {dtype} {heads}x{dim}")
+
+
+def test_gated_delta_gates_equal_the_reference() -> None:
+    g = generator(4)
+    for dtype in BOUND:
+        for tokens, heads in ((1, 16), (37, 6)):
+            projected = torch.randn(tokens, 2 * heads + 3, generator=g).to(dtype) * 8
+            rate, bias = -torch.exp(torch.rand(heads, generator=g)), torch.randn(heads, generator=g)
+            b, a = projected[:, :heads], projected[:, heads : 2 * heads]
+            wide = on_device(projected)
+            got = gated_delta_gates_triton(
+                wide[:, :heads], wide[:, heads : 2 * heads], on_device(rate), on_device(bias)
+            )
+            for x, y, name in zip(got, gated_delta_gates(b, a, rate, bias), ("decay", "beta"), strict=True):
+                close(x, y, 2e-6, f"{name} {dtype} {tokens}x{heads}")

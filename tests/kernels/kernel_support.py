@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from denizen.kernels.jit import tl
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 #: Relative error that rounding to a type explains. The interpreter truncates to bf16, where a GPU rounds to nearest.
@@ -21,6 +23,19 @@ if DEVICE.type == "cpu":
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = _patch_tensor
+
+    # It keeps bf16 as its 16 bits, and multiplies matrices of them as if they were integers.
+    _dot = interpreter.InterpreterBuilder.create_dot
+
+    def _widened(x: Any) -> Any:
+        if x.dtype.scalar != tl.bfloat16:
+            return x
+        return interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def _create_dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+        return _dot(self, _widened(a), _widened(b), d, *options)
+
+    interpreter.InterpreterBuilder.create_dot = _create_dot
 
 
 def generator(seed: int) -> torch.Generator:
