@@ -1,7 +1,7 @@
 //! What both ends of a pair have in common: send, receive, sleep and wake, notice the other's death.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,31 +17,7 @@ use crate::memory::Memory;
 use crate::receiver::{Message, Receiver};
 use crate::rendezvous::{receive, Packet};
 use crate::sender::{Sender, Unsent};
-
-/// Counts since creation, and how full things are now.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    pub sent: u64,
-    pub received: u64,
-    /// Envelope and attachment bytes.
-    pub bytes_sent: u64,
-    pub bytes_received: u64,
-    /// Times this side woke its peer.
-    pub rings: u64,
-    /// Times this side slept.
-    pub sleeps: u64,
-    pub ring_full: u64,
-    pub slab_full: u64,
-    /// Slab slots that the peer handed back without holding them.
-    pub bad_returns: u64,
-    /// Messages that the peer has not taken.
-    pub out_depth: u64,
-    /// Messages that wait for this side.
-    pub in_depth: u64,
-    pub slots_in_use: u64,
-    pub slab_free: u64,
-    pub slab_total: u64,
-}
+use crate::stats::{count, Counters, Stats};
 
 /// Whether the peer is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,22 +27,6 @@ pub enum Link {
     Up,
     /// The socket reached its end: the peer has closed or died. What it published before can still be received.
     Gone,
-}
-
-#[derive(Default)]
-struct Counters {
-    sent: AtomicU64,
-    received: AtomicU64,
-    bytes_sent: AtomicU64,
-    bytes_received: AtomicU64,
-    rings: AtomicU64,
-    sleeps: AtomicU64,
-    ring_full: AtomicU64,
-    slab_full: AtomicU64,
-}
-
-fn count(counter: &AtomicU64, by: u64) {
-    counter.fetch_add(by, Ordering::Relaxed);
 }
 
 type Shared = Arc<Mapping>;
@@ -386,20 +346,10 @@ impl Endpoint {
     }
 
     pub fn stats(&self) -> Stats {
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let c = &self.counters;
         let mut sender = lock(&self.sender);
         // Free what the peer has handed back, so that the figures are of now. A corrupt peer is reported by `send`.
         let _ = sender.take_returns();
         Stats {
-            sent: get(&c.sent),
-            received: get(&c.received),
-            bytes_sent: get(&c.bytes_sent),
-            bytes_received: get(&c.bytes_received),
-            rings: get(&c.rings),
-            sleeps: get(&c.sleeps),
-            ring_full: get(&c.ring_full),
-            slab_full: get(&c.slab_full),
             bad_returns: sender.bad_returns(),
             out_depth: sender.depth().unwrap_or(u64::MAX),
             in_depth: self
@@ -409,6 +359,7 @@ impl Endpoint {
             slots_in_use: sender.slab().in_use() as u64,
             slab_free: sender.slab().free_bytes(),
             slab_total: self.layout.slab_bytes(),
+            ..self.counters.stats()
         }
     }
 }

@@ -9,7 +9,7 @@ use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
 
 use crate::config::Config;
 use crate::doorbell::EventDoorbell;
-use crate::endpoint::{Endpoint, Link, Parts, Stats};
+use crate::endpoint::{Endpoint, Link, Parts};
 use crate::error::{ArenaError, PeerInfo, Result};
 use crate::failpoint::failpoint;
 use crate::header::{self, Identity, Role};
@@ -18,6 +18,7 @@ use crate::mapping::Mapping;
 use crate::object::{random, Object};
 use crate::receiver::Message;
 use crate::rendezvous::{send_attach, Answer, Attach};
+use crate::stats::Stats;
 use crate::sys;
 
 enum Attaching {

@@ -11,9 +11,10 @@
 //! | `descriptor`, `slab` | a ring entry; payloads in slots and chains |
 //! | `sender`, `receiver` | the two halves of a direction, free of system calls: what loom, proptest and Miri run |
 //! | `doorbell`, `heartbeat` | waking; signs of life |
+//! | `config`, `error` | sizes; everything that can go wrong |
 //! | `object`, `sweep` | named objects in `/dev/shm`, leftovers |
 //! | `rendezvous` | attach message and answer over the inherited socket |
-//! | `endpoint`, `host`, `peer` | the two ends |
+//! | `endpoint`, `host`, `peer`, `stats` | the two ends |
 //! | `sys` | system calls without a safe wrapper (`unsafe`) |
 //!
 //! # The front end
@@ -77,6 +78,7 @@ mod mapping;
 mod object;
 mod peer;
 mod rendezvous;
+mod stats;
 mod sweep;
 mod sys;
 
@@ -90,7 +92,7 @@ pub mod slab;
 pub use config::{Config, Direction};
 pub use descriptor::Descriptor;
 pub use doorbell::{Doorbell, EventDoorbell, SemaphoreDoorbell};
-pub use endpoint::{Link, Stats};
+pub use endpoint::Link;
 pub use error::{ArenaError, PeerInfo, Result};
 pub use heartbeat::{Heartbeat, Phase};
 pub use host::{ChildEnd, HostEnd};
@@ -98,4 +100,5 @@ pub use object::shm_space;
 pub use peer::PeerEnd;
 pub use receiver::Message;
 pub use rendezvous::{Answer, Attach};
+pub use stats::Stats;
 pub use sweep::{sweep, Swept};

@@ -9,7 +9,7 @@ use rustix::fs::{fstat, FileType};
 use rustix::io::FdFlags;
 
 use crate::doorbell::{poll_for, EventDoorbell};
-use crate::endpoint::{Endpoint, Parts, Stats};
+use crate::endpoint::{Endpoint, Parts};
 use crate::error::{ArenaError, PeerInfo, Result};
 use crate::failpoint::failpoint;
 use crate::header::{self, Role};
@@ -18,6 +18,7 @@ use crate::mapping::Mapping;
 use crate::object::open;
 use crate::receiver::Message;
 use crate::rendezvous::{receive, send_answer, Answer, Attach, Packet};
+use crate::stats::Stats;
 use crate::sys::take_inherited;
 
 /// How long [`PeerEnd::attach`] waits for the attach message, which a front end sends before it starts the process.

@@ -45,7 +45,7 @@ fn good_header() -> (HeapMemory, Layout) {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: if cfg!(miri) { 16 } else { 2000 },
+        cases: if cfg!(miri) { 2 } else { 600 },
         failure_persistence: None,
         ..ProptestConfig::default()
     })]

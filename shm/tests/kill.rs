@@ -70,13 +70,15 @@ fn host() {
     let (host, child) = HostEnd::create(&Config::text("echo", 1)).unwrap();
     let mut command = role("echo", None);
     child.inherit(&mut command, FD);
-    let _worker = command.spawn().unwrap();
+    let mut worker = command.spawn().unwrap();
     drop(command);
     for number in 0..100 {
         host.send(&payload(number), None).unwrap();
         let messages = host.recv(1, Some(PATIENCE)).unwrap();
         assert_eq!(messages[0].envelope, payload(number));
     }
+    worker.kill().unwrap();
+    worker.wait().unwrap();
     panic!("the failpoint was never passed");
 }
 
