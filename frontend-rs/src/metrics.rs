@@ -162,6 +162,15 @@ pub struct SequenceMetrics {
 }
 
 impl Metrics {
+    /// Lets the counters of a model begin at 0 instead of appearing with its first request.
+    pub fn add_model(&self, model: &str) {
+        self.sequence(model);
+        self.prompt_tokens.with_label_values(&[model]);
+        for outcome in ["stop", "length", "abort", "failed", "rejected"] {
+            self.requests.with_label_values(&[model, outcome]);
+        }
+    }
+
     pub fn sequence(&self, model: &str) -> SequenceMetrics {
         SequenceMetrics {
             output_tokens: self.output_tokens.with_label_values(&[model]),

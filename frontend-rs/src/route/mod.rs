@@ -1,6 +1,7 @@
 //! From validated token-id requests to workers and back.
 
 pub mod envelope;
+mod gauges;
 mod receive;
 mod request;
 mod router;

@@ -135,7 +135,8 @@ impl Life<'_> {
                 }
                 changed = stop.changed() => {
                     let now = if changed.is_err() { Stop::Kill } else { *stop.borrow_and_update() };
-                    if now == Stop::Kill {
+                    // A worker that still loads has nothing to finish.
+                    if now == Stop::Kill || watched.ready.is_none() {
                         return Served::Asked;
                     }
                     asked = now;
