@@ -113,7 +113,7 @@ def test_filters_keep_what_transformers_keeps(temperature, top_k, top_p, min_p):
     block = torch.from_numpy(np.stack([params.packed] * 4)).view(torch.uint8)
     scaled = logits / temperature
     values, ids = torch.sort(scaled, dim=-1, descending=True)
-    keep = kept_candidates(values, torch.logsumexp(scaled, -1, keepdim=True), block)
+    keep = kept_candidates(values, torch.softmax(scaled, -1).gather(1, ids), block)
     kept = torch.zeros_like(expected).scatter_(1, ids, keep)
     assert torch.equal(kept, expected)
 

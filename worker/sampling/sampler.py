@@ -24,8 +24,9 @@ from denizen.worker.sampling.state import IN_PROMPT, SamplerState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Candidates that a filtering row looks at first; a row whose filters keep more is sorted whole.
-CANDIDATES = 1024
+#: Candidates that a filtering row looks at first. A row whose filters keep them all looks at more, at last at all.
+CANDIDATES = 128
+_MORE = 8
 
 
 def _no_rows() -> np.ndarray:
@@ -68,7 +69,7 @@ class SamplePlan:
             _select([bool(b & Feature.BIAS) for b in bits]),
             _select(held),
             max((p.logprobs or 0 for p, _ in rows), default=0),
-            max(CANDIDATES, *(2 * k for k in top_k if k <= 4 * CANDIDATES)) if top_k else CANDIDATES,
+            max([CANDIDATES] + [k + 1 for k in top_k if k < CANDIDATES * _MORE]),
         )
 
 
@@ -112,7 +113,7 @@ class Sampler:
         come.
         """
         if not plan.features:
-            return Sampled(torch.argmax(logits, dim=-1))
+            return Sampled(_argmax(logits))
         params = blocks.index_select(0, rows).view(torch.uint8).view(-1, ROW_BYTES)
         changes = plan.features & (Feature.PENALTY | Feature.BIAS | Feature.MIN_TOKENS)
         raw = logits.clone() if changes and plan.features & Feature.LOGPROBS else logits
@@ -134,16 +135,16 @@ class Sampler:
         self, plan: SamplePlan, logits: torch.Tensor, params: torch.Tensor, position: torch.Tensor
     ) -> torch.Tensor:
         if not plan.features & Feature.DRAW:
-            return torch.argmax(logits, dim=-1)
+            return _argmax(logits)
         tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
         greedy, plain, filtered = (_index(group, logits) for group in (plan.greedy, plan.plain, plan.filtered))
         seed, temperature = unpack(params, "seed"), unpack(params, "temperature")
         if greedy.numel():
-            tokens[greedy] = torch.argmax(logits[greedy], dim=-1)
+            tokens[greedy] = _argmax(logits[greedy])
         if plain.numel():
             scaled = logits[plain].div_(temperature[plain, None])
             noise = log_exponential(seed[plain], position[plain], self._ids)
-            tokens[plain] = torch.argmax(scaled.sub_(noise), dim=-1)
+            tokens[plain] = _argmax(scaled.sub_(noise))
         if filtered.numel():
             scaled = logits[filtered].div_(temperature[filtered, None])
             tokens[filtered] = draw_filtered(
@@ -170,31 +171,29 @@ def draw_filtered(
     scaled: torch.Tensor, params: torch.Tensor, seed: torch.Tensor, position: torch.Tensor, candidates: int
 ) -> torch.Tensor:
     """Draws from logits ``[n, vocab]``, temperature applied, after top-k, top-p and min-p: ids int64 ``[n]``."""
-    total = torch.logsumexp(scaled, dim=-1, keepdim=True)
     values, ids = torch.topk(scaled, min(candidates, scaled.shape[1]), dim=-1)
-    keep = kept_candidates(values, total, params)
+    keep = kept_candidates(values, torch.softmax(scaled, dim=-1).gather(1, ids), params)
     noise = log_exponential(seed, position, ids.to(torch.int32))
     best = torch.argmax((values - noise).masked_fill_(~keep, -math.inf), dim=-1, keepdim=True)
     tokens = ids.gather(1, best)[:, 0]
     if values.shape[1] < scaled.shape[1]:
         deep = keep[:, -1].nonzero()[:, 0]  # the filters keep the last candidate, so perhaps more
         if deep.numel():
-            tokens[deep] = draw_filtered(scaled[deep], params[deep], seed[deep], position[deep], scaled.shape[1])
+            tokens[deep] = draw_filtered(scaled[deep], params[deep], seed[deep], position[deep], candidates * _MORE)
     return tokens
 
 
-def kept_candidates(values: torch.Tensor, total: torch.Tensor, params: torch.Tensor) -> torch.Tensor:
+def kept_candidates(values: torch.Tensor, mass: torch.Tensor, params: torch.Tensor) -> torch.Tensor:
     """Which of the candidates top-k, then top-p, then min-p keep: bool ``[n, K]``.
 
-    ``values`` fp32 ``[n, K]``: the largest logits, falling; ``total`` fp32 ``[n, 1]``: logsumexp of the whole row.
-    Top-p keeps a token if the tokens above it hold less than p of what top-k left; the first is always kept.
+    ``values`` fp32 ``[n, K]``: the largest logits, falling; ``mass`` fp32 ``[n, K]``: their part of the whole row's
+    softmax. Top-p keeps a token if the tokens above it hold less than p of what top-k left; the first is always kept.
     """
     top_k, top_p, min_p = (unpack(params, name)[:, None] for name in ("top_k", "top_p", "min_p"))
     rank = torch.arange(values.shape[1], device=values.device)
     keep = (rank < top_k) | (top_k == 0)
-    left = torch.where(keep, values, -math.inf)
-    total = torch.where(top_k == 0, total, torch.logsumexp(left, dim=-1, keepdim=True))
-    mass = torch.exp(left - total)
+    mass = mass * keep
+    mass = torch.where(top_k == 0, mass, mass / mass.sum(dim=-1, keepdim=True))
     above = torch.cumsum(mass, dim=-1) - mass
     keep &= (above < top_p) | (top_p >= 1.0)
     keep &= values >= values[:, :1] + torch.log(min_p)
@@ -213,10 +212,16 @@ def _hold_back(logits: torch.Tensor, index: torch.Tensor, params: torch.Tensor, 
 
 
 def _logprobs(raw: torch.Tensor, tokens: torch.Tensor, alternatives: int) -> Sampled:
-    total = torch.logsumexp(raw, dim=-1, keepdim=True)
-    logprob = (raw.gather(1, tokens[:, None]) - total)[:, 0]
-    values, ids = torch.topk(raw, alternatives, dim=-1)
-    return Sampled(tokens, logprob, ids, values - total)
+    scores = torch.log_softmax(raw, dim=-1)
+    values, ids = torch.topk(scores, alternatives, dim=-1)
+    return Sampled(tokens, scores.gather(1, tokens[:, None])[:, 0], ids, values)
+
+
+def _argmax(values: torch.Tensor) -> torch.Tensor:
+    """Index of the first maximum of each row, int64 ``[B]``. On the CPU by numpy, which vectorises it."""
+    if values.device.type == "cpu":
+        return torch.from_numpy(values.numpy().argmax(-1))
+    return torch.argmax(values, dim=-1)
 
 
 def _index(group: np.ndarray, like: torch.Tensor) -> torch.Tensor:

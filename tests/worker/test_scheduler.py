@@ -1,0 +1,199 @@
+"""Admission, chunked prefill, fairness and preemption, without a device: steps complete when the test says so."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import numpy as np
+import pytest
+from denizen.worker.errors import CapacityError, RequestError
+from denizen.worker.pools.kv import KvPool
+from denizen.worker.pools.state import SlotPool
+from denizen.worker.request import Phase, Request
+from denizen.worker.sampling.params import SamplingParams
+
+from tests.worker.peer import assert_empty
+from tests.worker.toy import serve_toy
+
+
+def _request(id: int, prompt: int, max_tokens: int = 8) -> Request:
+    return Request(id, np.full(prompt, id % 90, np.int32), SamplingParams(), max_tokens)
+
+
+class Loop:
+    """Schedules as the engine does, up to ``depth`` iterations ahead; tokens are all 1."""
+
+    def __init__(self, served, depth: int = 2) -> None:
+        self.scheduler = served.scheduler
+        self.depth = depth
+        self.queued: deque[list] = deque()
+        self.order: list[int] = []  #: requests in the order in which they ended
+        self.first: list[int] = []  #: requests in the order of their first token
+        self.largest_prefill = 0
+
+    def iterate(self) -> bool:
+        """One iteration; False if there was nothing to do."""
+        steps = []
+        for choose in (self.scheduler.plan_decode, self.scheduler.plan_prefill):
+            plan = choose()
+            if plan is None:
+                continue
+            self.scheduler.commit(plan)
+            steps.append(plan)
+            if plan.walk == "prefill":
+                self.largest_prefill = max(self.largest_prefill, sum(entry.count for entry in plan.entries))
+        if steps:
+            self.queued.append(steps)
+        if len(self.queued) >= self.depth or (self.queued and not steps):
+            for plan in self.queued.popleft():
+                self.complete(plan)
+            return True
+        return bool(steps)
+
+    def complete(self, plan) -> None:
+        self.scheduler.complete(plan)
+        for entry in plan.entries:
+            request = entry.request
+            if not entry.samples or request.phase is Phase.ENDED:
+                continue
+            if not request.outputs:
+                self.first.append(request.id)
+            if request.accept(1) is not None:
+                self.scheduler.end(request)
+                self.order.append(request.id)
+
+    def run(self, limit: int = 20_000) -> None:
+        for _ in range(limit):
+            if self.scheduler.idle and not self.queued:
+                return
+            assert self.iterate(), "nothing runs and nothing can be admitted"
+        raise AssertionError("no end in sight")
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_no_mix_of_requests_deadlocks_or_starves(depth):
+    """Random prompts, lengths and page sizes under heavy page pressure, deferred frees included."""
+    for seed in range(60):
+        chance = random.Random(seed)
+        page = chance.choice([1, 2, 4, 16])
+        tokens = min(chance.randint(3, 12) * page * 3, 512)
+        served = serve_toy(
+            kv_tokens=tokens, page_size=page, max_rows=chance.randint(1, 8), prefill_chunk=chance.choice([1, 5, 64])
+        )
+        loop = Loop(served, depth)
+        count = chance.randint(3, 25)
+        for id in range(1, count + 1):
+            prompt = chance.randint(1, tokens - 1)
+            loop.scheduler.submit(_request(id, prompt, chance.randint(1, min(tokens - prompt, 40))))
+            for _ in range(chance.randint(0, 6)):
+                loop.iterate()
+        loop.run()
+        assert sorted(loop.order) == list(range(1, count + 1))
+        assert_empty(served)
+
+
+def test_requests_start_first_come_first_served_even_when_a_later_one_would_fit():
+    served = serve_toy(kv_tokens=64, max_rows=8)
+    loop = Loop(served)
+    for id, prompt in ((1, 20), (2, 50), (3, 2), (4, 2)):
+        loop.scheduler.submit(_request(id, prompt))
+    loop.run()
+    assert loop.first == [1, 2, 3, 4]
+
+
+def test_running_rows_advance_in_every_iteration_of_a_long_prefill():
+    served = serve_toy(kv_tokens=512, prefill_chunk=4)
+    loop = Loop(served, depth=1)
+    short = _request(1, 3, 60)
+    loop.scheduler.submit(short)
+    while not short.outputs:
+        loop.iterate()
+    long = _request(2, 100)
+    loop.scheduler.submit(long)
+    before, iterations = len(short.outputs), 0
+    while not long.outputs:
+        loop.iterate()
+        iterations += 1
+    assert iterations >= 25
+    assert len(short.outputs) - before == iterations
+
+
+def test_one_prefill_step_packs_several_requests_within_the_chunk():
+    served = serve_toy(prefill_chunk=16)
+    loop = Loop(served, depth=1)
+    for id in range(1, 7):
+        loop.scheduler.submit(_request(id, 5))
+    loop.iterate()
+    assert len(loop.scheduler.running) == 4
+    assert loop.largest_prefill == 16
+    loop.run()
+    assert loop.largest_prefill == 16
+
+
+def test_the_youngest_is_preempted_and_returns_before_younger_waiting_ones():
+    served = serve_toy(kv_tokens=40, max_rows=3)
+    loop = Loop(served, depth=1)
+    requests = [_request(id, 9, 20) for id in (1, 2, 3, 4)]
+    for request in requests:
+        loop.scheduler.submit(request)
+    while not loop.scheduler.preemptions:
+        loop.iterate()
+    waiting = [request.id for request in loop.scheduler.waiting]
+    running = [request.id for request in loop.scheduler.running]
+    assert running == sorted(running)
+    assert waiting == sorted(waiting)
+    assert running[-1] < waiting[0]
+    loop.run()
+    assert loop.order[0] == 1
+
+
+def test_a_preempted_request_waits_for_its_tokens_in_flight():
+    """Symptom: a token lost or doubled when a request is preempted with steps in flight."""
+    served = serve_toy(kv_tokens=24, max_rows=2)
+    loop = Loop(served, depth=2)
+    requests = [_request(id, 6, 14) for id in (1, 2)]
+    for request in requests:
+        loop.scheduler.submit(request)
+    flights = set()
+    while not loop.scheduler.idle or loop.queued:
+        before = loop.scheduler.preemptions
+        assert loop.iterate()
+        if loop.scheduler.preemptions > before:
+            victim = loop.scheduler.waiting[0]
+            flights.add(victim.in_flight)
+            assert victim.held is None
+    assert flights, "the test needs a preemption"
+    assert all(len(request.outputs) == request.planned == 14 for request in requests)
+    assert_empty(served)
+
+
+def test_refusals_name_the_parameter_and_the_limit():
+    scheduler = serve_toy(kv_tokens=64, max_context=60).scheduler
+    with pytest.raises(RequestError, match="together at most 60 fit") as caught:
+        scheduler.submit(_request(1, 50, 11))
+    assert caught.value.param == "max_tokens"
+    scheduler.submit(_request(2, 50, 10))
+
+
+def test_pools_refuse_to_free_what_nobody_owns():
+    pool = KvPool("kv", 4, 16)
+    pages = pool.take(2)
+    assert pool.take(2) is None
+    pool.give(pages)
+    with pytest.raises(AssertionError, match="freed twice"):
+        pool.give(pages)
+    slots = SlotPool("rows", 3)
+    slot = slots.take()
+    slots.give(slot)
+    with pytest.raises(AssertionError, match="freed twice"):
+        slots.give(slot)
+    assert 0 not in {slots.take(), slots.take()}
+    assert slots.take() is None
+
+
+def test_pools_that_are_too_small_say_what_to_raise():
+    with pytest.raises(CapacityError, match="kv_tokens"):
+        KvPool("kv", 1, 16)
+    with pytest.raises(CapacityError, match="max_rows"):
+        SlotPool("rows", 1)
