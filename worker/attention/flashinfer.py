@@ -1,0 +1,263 @@
+"""Paged attention over FlashInfer's fa2 kernels: the backend of CUDA workers.
+
+A pool's memory is that of ``pools/storage.py``: a layer's keys and values are each ``[pages, page_size, kv_heads,
+head_dim]``, FlashInfer's NHD layout, and go in as a pair. Steps that can be captured have static arrays, one
+:class:`FlashInferStep` a (walk, bucket, graph slot); only the contents of their arrays and of the planner's workspace
+change between replays.
+
+Ordering (E1 to E3 of the overlap rules): :meth:`FlashInferStep.plan` rewrites the slot's pinned and device workspace.
+Call it only when the results of the slot's previous step have arrived, inside ``torch.cuda.stream`` of the stream that
+its copy shall use, and replay after it on the same stream or behind an event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch
+from denizen.worker.attention.planner_abi import (
+    PlannerAbi,
+    PlanShape,
+    cuda_core_arguments,
+    float_workspace_bytes,
+    tensor_core_arguments,
+)
+from denizen.worker.pools.storage import allocate_kv
+from denizen.worker.resident.planner import PlanMode
+
+if TYPE_CHECKING:
+    from denizen.worker.models.base import KvPoolSpec
+
+#: Planner arrays of one step: a few KB at 512 rows or 8,192 tokens.
+_INT_WORKSPACE_BYTES = 1 << 20
+
+
+class PlanChangedError(RuntimeError):
+    """A plan does not fit the launches that were captured; replaying them would read wrong memory."""
+
+
+def prefers_tensor_cores(heads: int, kv_heads: int, rows: int) -> bool:
+    """Measured on an H200: grouped heads gain from tensor cores, ungrouped ones lose up to 2.8 times."""
+    group = heads // kv_heads
+    return group >= 4 or (group > 1 and rows >= 64)
+
+
+def gathers_in_graph(backend: str, tensor_cores: bool, graph: bool, abi: PlannerAbi | None) -> bool:
+    """Whether a wrapper plans through the direct path, so that its page arrays may be gathered inside the graph.
+
+    This one bit decides both that the gather is recorded and that the host plans lengths only: were they to disagree,
+    either two writers would race on the arrays or the graph would read stale pages.
+    """
+    return backend == "fa2" and tensor_cores and graph and abi is not None
+
+
+@dataclass(frozen=True)
+class SlotWorkspace:
+    """Planner memory of one graph slot, shared by its buckets: only one step of a slot is under way at a time."""
+
+    floats: torch.Tensor  #: uint8, partial results; all slots may share one, since their kernels run in one stream
+    ints: torch.Tensor  #: uint8 on the device
+    pinned: torch.Tensor  #: uint8, pinned, the planner writes it and copies it to ``ints``
+
+    @classmethod
+    def allocate(cls, floats: torch.Tensor) -> SlotWorkspace:
+        return cls(
+            floats,
+            torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, device=floats.device),
+            torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=floats.is_cuda),
+        )
+
+
+@dataclass(frozen=True)
+class PageArrays:
+    """Static page arrays of a step, int32 on the device: see ``kernels/page_gather.py``."""
+
+    indptr: torch.Tensor  #: [rows + 1]
+    indices: torch.Tensor  #: [pages of the pool + rows]
+    last_page_len: torch.Tensor  #: [rows]
+
+    @classmethod
+    def allocate(cls, rows: int, pages: int, device: torch.device) -> PageArrays:
+        """Every row starts as padding: one page, the sink, of length 1."""
+        return cls(
+            torch.arange(rows + 1, dtype=torch.int32, device=device),
+            torch.zeros(pages + rows, dtype=torch.int32, device=device),
+            torch.ones(rows, dtype=torch.int32, device=device),
+        )
+
+
+class FlashInferAttention:
+    """The keys and values of one KV pool, and the steps that attend over them."""
+
+    def __init__(
+        self, spec: KvPoolSpec, heads: int, pages: int, page_size: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.spec = spec
+        self.heads = heads
+        self.page_size = page_size
+        self.device = device
+        self.dtype = dtype
+        self.abi = PlannerAbi.installed()
+        #: each ``[layers, pages, page_size, kv_heads, head_dim]``
+        self.keys, self.values = allocate_kv(spec, pages, page_size, device, dtype)
+
+    def decode_step(self, rows: int, workspace: SlotWorkspace) -> FlashInferStep:
+        """A step of ``rows`` rows with one query each, for a graph."""
+        return FlashInferStep(self, self._shape(rows, rows, causal=False), workspace)
+
+    def prefill_step(self, rows: int, tokens: int, workspace: SlotWorkspace) -> FlashInferStep:
+        """A step of at most ``tokens`` queries of at most ``rows`` rows, causal, for a graph."""
+        return FlashInferStep(self, self._shape(rows, tokens, causal=True), workspace)
+
+    def float_workspace(self, rows: int, tokens: int) -> torch.Tensor:
+        """Memory for partial results that suffices for steps up to this size."""
+        multiprocessors = torch.cuda.get_device_properties(self.device).multi_processor_count
+        size = float_workspace_bytes(self._shape(rows, tokens, causal=True), multiprocessors)
+        return torch.empty(size, dtype=torch.uint8, device=self.device)
+
+    def _shape(self, rows: int, tokens: int, causal: bool) -> PlanShape:
+        spec = self.spec
+        return PlanShape(rows, tokens, self.heads, spec.kv_heads, spec.head_dim, self.page_size, causal, graph=True)
+
+
+class FlashInferStep:
+    """An :class:`~denizen.worker.attention.base.AttentionStep` with static arrays, for one (walk, bucket, graph slot).
+
+    ``lengths_only`` is the frozen bit of :func:`gathers_in_graph`. True: record ``page_gather`` into ``pages`` before
+    the first layer, and give :meth:`plan` the prefix sum of page counts alone. False: fill ``pages`` from the host's.
+    """
+
+    def __init__(self, pool: FlashInferAttention, shape: PlanShape, workspace: SlotWorkspace) -> None:
+        self.pages = PageArrays.allocate(shape.rows, pool.keys.shape[1], pool.device)
+        #: int32 ``[tokens]``: place of each new token in the flattened pool; see ``kernels/decode_step.py``
+        self.write_at = torch.zeros(shape.tokens, dtype=torch.int32, device=pool.device)
+        #: int32 ``[rows + 1]``: first query of each row
+        self.qo_indptr = torch.arange(shape.rows + 1, dtype=torch.int32, device=pool.device)
+        self.shape = shape
+        self._pool = pool
+        self._workspace = workspace
+        self._prefill = shape.causal
+        self._tensor_cores = self._prefill or prefers_tensor_cores(shape.heads, shape.kv_heads, shape.rows)
+        self._scale = shape.head_dim**-0.5
+        self._captured: list[int] | None = None
+        self._host_qo = torch.arange(shape.rows + 1, dtype=torch.int32)
+        self._host_lengths = torch.ones(shape.rows, dtype=torch.int32)
+        self._wrapper = self._make_wrapper()
+        self._plan_padding()
+        self._lengths_only = gathers_in_graph(self._wrapper._backend, self._tensor_cores, shape.graph, pool.abi)
+
+    @property
+    def lengths_only(self) -> bool:
+        return self._lengths_only
+
+    def mode(self, written: bool, resident: bool = True) -> PlanMode:
+        """The plan mode of this step. A pool that the walk only reads keeps its full host plan."""
+        return PlanMode.LENGTHS_ONLY if self._lengths_only and written and resident else PlanMode.FULL
+
+    def plan(self, kv_indptr: torch.Tensor, qo_indptr: torch.Tensor | None = None) -> None:
+        """Plans the next replay.
+
+        ``kv_indptr`` int32 ``[rows + 1]`` on the host: prefix sum of page counts, padding included. ``qo_indptr``
+        likewise, prefill only: prefix sum of the rows' query counts (0 = padding). Page arrays and ``self.qo_indptr`` are
+        not written here: the graph gathers them, or the step's input carries them.
+        Raises :class:`PlanChangedError` if the captured launches do not fit.
+        """
+        pool, shape, memory = self._pool, self.shape, self._workspace
+        if pool.abi is None:
+            self._plan_slowly(kv_indptr, qo_indptr)
+            return
+        workspaces = (memory.floats, memory.ints, memory.pinned)
+        if self._tensor_cores:
+            queries = self._host_qo if qo_indptr is None else qo_indptr
+            arguments = tensor_core_arguments(pool.abi, workspaces, queries, kv_indptr, self._host_lengths, shape)
+        else:
+            arguments = cuda_core_arguments(workspaces, kv_indptr, shape, pool.dtype)
+        self._accept(self._wrapper._cached_module.plan(*arguments))
+
+    def freeze(self) -> None:
+        """Call once the step was captured: from here on every plan must equal the one in the graph."""
+        self._captured = [int(value) for value in self._wrapper._plan_info]
+
+    def run(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None, scale: float
+    ) -> torch.Tensor:
+        """As in :class:`~denizen.worker.attention.base.AttentionStep`."""
+        if abs(scale - self._scale) > 1e-6 * self._scale:
+            raise ValueError(f"this backend plans for a scale of head_dim ** -0.5, not {scale}")
+        if key is not None and value is not None:
+            where = self.write_at.long()
+            for cache, new in ((self._pool.keys, key), (self._pool.values, value)):
+                cache[layer].view(-1, *new.shape[1:]).index_copy_(0, where, new)
+        return self.attend(layer, query)
+
+    def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        """Attends over pages that hold the step's keys and values already (``kernels/attention_inputs.py``).
+
+        Prefill is causal: a row's queries are the last of its context. Decode sees the row's whole context.
+        """
+        out = torch.empty_like(query)
+        self._wrapper.run(query, self.layer(layer), out=out)
+        return out
+
+    def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one layer, each ``[pages, page_size, kv_heads, head_dim]``."""
+        return self._pool.keys[layer], self._pool.values[layer]
+
+    def _make_wrapper(self) -> Any:
+        flashinfer = import_module("flashinfer")
+        memory, pages = self._workspace, self.pages
+        if self._prefill:
+            wrapper: Any = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+                memory.floats,
+                "NHD",
+                use_cuda_graph=True,
+                qo_indptr_buf=self.qo_indptr,
+                paged_kv_indptr_buf=pages.indptr,
+                paged_kv_indices_buf=pages.indices,
+                paged_kv_last_page_len_buf=pages.last_page_len,
+                backend="fa2",
+            )
+        else:
+            wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+                memory.floats,
+                "NHD",
+                use_cuda_graph=True,
+                use_tensor_cores=self._tensor_cores,
+                paged_kv_indptr_buffer=pages.indptr,
+                paged_kv_indices_buffer=pages.indices,
+                paged_kv_last_page_len_buffer=pages.last_page_len,
+                backend="fa2",  # "auto" weighs other backends at every plan
+            )
+        # One workspace a graph slot instead of 8 MiB, pinned and not, a wrapper.
+        wrapper._int_workspace_buffer = memory.ints
+        wrapper._pin_memory_int_workspace_buffer = memory.pinned
+        return wrapper
+
+    def _plan_padding(self) -> None:
+        """The first plan, for rows of padding: builds and loads the module, and sets what the wrapper keeps."""
+        rows = torch.arange(self.shape.rows + 1, dtype=torch.int32)
+        queries = rows.clone()
+        queries[-1] = self.shape.tokens  # the wrapper keeps the first plan's total as its limit
+        self._plan_slowly(rows, queries if self._prefill else None)
+
+    def _plan_slowly(self, kv_indptr: torch.Tensor, qo_indptr: torch.Tensor | None) -> None:
+        """Through the wrapper, which also writes the arrays that it is given: the pages that they hold already."""
+        shape, pages, dtype = self.shape, self.pages, self._pool.dtype
+        indices = pages.indices[: int(kv_indptr[-1])]
+        options = {"q_data_type": dtype, "kv_data_type": dtype, "sm_scale": self._scale}
+        arrays = (kv_indptr, indices, pages.last_page_len)
+        heads = (shape.heads, shape.kv_heads, shape.head_dim)
+        if self._prefill:
+            queries = self.qo_indptr.cpu() if qo_indptr is None else qo_indptr
+            self._wrapper.plan(queries, *arrays, *heads, shape.page_size, causal=True, **options)
+        else:
+            self._wrapper.plan(*arrays, *heads, shape.page_size, **options)
+        self._accept(self._wrapper._plan_info)
+
+    def _accept(self, plan: Any) -> None:
+        info = [int(value) for value in plan]
+        if self._captured is not None and info != self._captured:
+            raise PlanChangedError(f"the planner gave {info} where {self._captured} is captured: it cannot be replayed")
+        self._wrapper._plan_info = plan
