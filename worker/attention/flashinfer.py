@@ -160,8 +160,8 @@ class FlashInferStep:
         """Plans the next replay.
 
         ``kv_indptr`` int32 ``[rows + 1]`` on the host: prefix sum of page counts, padding included. ``qo_indptr``
-        likewise, prefill only: prefix sum of the rows' query counts (0 = padding). Page arrays and ``self.qo_indptr`` are
-        not written here: the graph gathers them, or the step's input carries them.
+        likewise, prefill only: prefix sum of the rows' query counts (0 = padding). Page arrays and ``self.qo_indptr``
+        are not written here: the graph gathers them, or the step's input carries them.
         Raises :class:`PlanChangedError` if the captured launches do not fit.
         """
         pool, shape, memory = self._pool, self.shape, self._workspace
