@@ -277,10 +277,13 @@ fn sampling_defaults(path: &Path, generation: &Value) -> Result<SamplingDefaults
             }),
     };
     let fallback = SamplingDefaults::default();
+    let temperature = number("temperature", fallback.temperature, |x| {
+        (0.0..=2.0).contains(&x)
+    })?;
+    // `transformers` never writes its default, false: where it stands, somebody chose greedy decoding.
+    let greedy = generation.get("do_sample") == Some(&Value::Bool(false));
     Ok(SamplingDefaults {
-        temperature: number("temperature", fallback.temperature, |x| {
-            (0.0..=2.0).contains(&x)
-        })?,
+        temperature: if greedy { 0.0 } else { temperature },
         top_k: number("top_k", 0.0, |x| {
             (0.0..=1e6).contains(&x) && x.fract() == 0.0
         })? as u32,

@@ -35,7 +35,8 @@ pub struct TextModel {
 
 /// Sampling defaults: the checkpoint's `generation_config.json` where it names them, else OpenAI's.
 ///
-/// `do_sample` is not looked at: OpenAI's clients expect temperature 1 unless they ask for another.
+/// An explicit `"do_sample": false` there is a default temperature of 0. Its absence, which means the same to
+/// `transformers`, does not count: OpenAI's clients expect temperature 1 unless they ask for another.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplingDefaults {
     pub temperature: f32,

@@ -35,7 +35,8 @@ fn every_end_id_of_a_checkpoint_is_known() {
 fn sampling_defaults_come_from_the_generation_config() {
     assert_eq!(tiny().text.defaults, SamplingDefaults::default());
     let folder = tiny_folder();
-    let config = json!({"do_sample": false, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1});
+    let mut config =
+        json!({"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1});
     folder.write_json("generation_config.json", &config);
     let expected = SamplingDefaults {
         temperature: 0.6,
@@ -45,6 +46,17 @@ fn sampling_defaults_come_from_the_generation_config() {
         repetition_penalty: 1.1,
     };
     assert_eq!(TextModel::load(&folder.0).unwrap().defaults, expected);
+    for (do_sample, temperature) in [(json!(true), 0.6), (json!(null), 0.6), (json!(false), 0.0)] {
+        config["do_sample"] = do_sample;
+        folder.write_json("generation_config.json", &config);
+        assert_eq!(
+            TextModel::load(&folder.0).unwrap().defaults,
+            SamplingDefaults {
+                temperature,
+                ..expected
+            }
+        );
+    }
     folder.write_json("generation_config.json", &json!({"top_p": 7}));
     assert!(message(&folder).contains("generation_config.json: 'top_p' is 7"));
 }
