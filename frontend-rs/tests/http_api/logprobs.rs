@@ -5,7 +5,7 @@ use serde_json::{json, Value};
 
 use crate::support::backend::token_with;
 use crate::support::client::chunks;
-use crate::support::{done, tiny, Scripted, Server, Step};
+use crate::support::{done, smol, tiny, Scripted, Server, Step};
 
 /// "hé" with the alternatives that were asked for, then an end.
 fn script(request: &Generate) -> Vec<Step> {
@@ -163,5 +163,33 @@ async fn tokens_of_a_stop_string_are_not_listed() {
             .map(|chunk| tokens(&chunk["choices"][0]["logprobs"]["content"]))
             .collect();
         assert_eq!(streamed, text);
+    }
+}
+
+/// A token that is text and stop string in one is listed: part of it shows.
+#[tokio::test]
+async fn a_token_that_a_stop_string_cuts_is_listed() {
+    let model = smol();
+    let ids = model.text.encode("Hello world again", false).unwrap();
+    let words: Vec<String> = ids
+        .iter()
+        .map(|&id| model.text.pieces().display(id))
+        .collect();
+    assert_eq!(words, ["Hello", " world", " again"]);
+    let backend = Scripted::new(vec![model], move |_| {
+        let tokens = ids.iter().map(|&id| token_with(id, -1.0, &[]));
+        tokens.chain([done(FinishReason::Stop)]).collect()
+    });
+    let server = Server::start(backend).await;
+    for (stop, text, listed) in [
+        ("rld", "Hello wo", vec!["Hello", " world"]),
+        (" wor", "Hello", vec!["Hello"]),
+        ("ld ag", "Hello wor", vec!["Hello", " world"]),
+        ("lo", "Hel", vec!["Hello"]),
+    ] {
+        let body = json!({"model": "smol", "prompt": "x", "logprobs": 0, "stop": stop});
+        let choice = server.post("/v1/completions", &body).await.ok()["choices"][0].clone();
+        assert_eq!(choice["text"], text);
+        assert_eq!(choice["logprobs"]["tokens"], json!(listed), "{stop}");
     }
 }

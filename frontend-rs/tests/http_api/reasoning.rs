@@ -51,6 +51,12 @@ fn every_cut_of_a_thinking_output_splits_the_same() {
             "only content",
         ),
         (
+            "<think>\n\n</think>\n\n",
+            "<think>off</think> all the same",
+            "",
+            "<think>off</think> all the same",
+        ),
+        (
             "assistant\n<think>\n\n</think>\n\n",
             "the <think> answer </think>",
             "",
