@@ -213,11 +213,13 @@ async fn stream(
         sink.send(&data);
     }
     let mut finishes: Vec<Finish> = vec![Finish::default(); job.choices()];
+    let timeout = tokio::time::sleep_until(deadline);
+    tokio::pin!(timeout);
     let error = loop {
         let step = tokio::select! {
             biased;
             () = sink.gone() => return app.counters.aborted("client_gone"),
-            () = tokio::time::sleep_until(deadline) => {
+            () = &mut timeout => {
                 app.counters.aborted("timeout");
                 break Some(ApiError::timeout(app.config.request_timeout));
             }
