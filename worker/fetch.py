@@ -7,6 +7,7 @@ Started by the front end, which shows the events of ``fetch_report.py`` that com
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hub.add_argument("--revision", metavar="R", help="branch, tag or commit (default: main)")
     options = parser.parse_args(arguments)
     report = Report()
+    # Leave through the cleaning-up of whoever is writing: no half of a file stays behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         if options.source == "builtin":
             path = _fetch_builtin(report)

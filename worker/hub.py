@@ -1,7 +1,8 @@
 """Downloads a checkpoint from the Hugging Face hub, or finds it in the hub's cache.
 
 Everything goes through ``huggingface_hub``, so its cache, ``HF_ENDPOINT``, ``HF_TOKEN``, ``HF_HOME`` and
-``HF_HUB_OFFLINE`` mean what they mean everywhere. An interrupted download continues where it stopped.
+``HF_HUB_OFFLINE`` mean what they mean everywhere. A connection that breaks is continued where it broke; a run that was
+ended is continued by the next one at the first file that it had not finished.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def fetch_hub(repository: str, revision: str | None, report: Report) -> Path:
     try:
         with translated(repository, revision):
             files = _list(repository, revision)
-            return _download(repository, files, report)
+            return _download(repository, revision, files, report)
     except FetchError as error:
         if error.code != "network":
             raise
@@ -80,7 +81,7 @@ def _list(repository: str, revision: str | None) -> _Files:
     return _Files(info.sha, sizes)
 
 
-def _download(repository: str, files: _Files, report: Report) -> Path:
+def _download(repository: str, revision: str | None, files: _Files, report: Report) -> Path:
     missing = {
         name: size
         for name, size in files.sizes.items()
@@ -91,6 +92,8 @@ def _download(repository: str, files: _Files, report: Report) -> Path:
     for name in sorted(missing, key=missing.__getitem__):
         hf_hub_download(repository, name, revision=files.commit, tqdm_class=_bar(name, missing[name], report))
         report.progress(name, missing[name], missing[name])
+    # By commit, the cache does not learn which branch this was; without network it has to know.
+    hf_hub_download(repository, _CONFIG, revision=revision)
     config = hf_hub_download(repository, _CONFIG, revision=files.commit, local_files_only=True)
     return Path(config).parent
 

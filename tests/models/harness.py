@@ -51,7 +51,6 @@ class Harness:
         self.free_pages = list(range(1, pages))
         random.Random(0).shuffle(self.free_pages)
         self.free_rows = list(range(rows - 1, 0, -1))
-        self.page_size = page_size
 
     def admit(self) -> Sequence:
         return Sequence(self.free_rows.pop())
@@ -104,20 +103,3 @@ class Harness:
         size = chunk or len(ids)
         parts = [ids[begin : begin + size] for begin in range(0, len(ids), size)]
         return torch.cat([self.step("prefill", [(sequence, part)])[0] for part in parts])
-
-    def greedy(self, prompts: list[list[int]], tokens: int, stop: set[int] | None = None) -> list[list[int]]:
-        """Greedy continuations of several prompts, prefilled together, then decoded together."""
-        sequences = [self.admit() for _ in prompts]
-        last = self.step("prefill", list(zip(sequences, prompts, strict=True)))
-        out = [[int(logits[-1].argmax())] for logits in last]
-        live = [index for index, ids in enumerate(out) if not (stop and ids[-1] in stop)]
-        for _ in range(tokens - 1):
-            if not live:
-                break
-            steps = self.step("decode", [(sequences[index], [out[index][-1]]) for index in live])
-            for index, logits in zip(live, steps, strict=True):
-                out[index].append(int(logits[-1].argmax()))
-            live = [index for index in live if not (stop and out[index][-1] in stop)]
-        for sequence in sequences:
-            self.release(sequence)
-        return out
