@@ -84,6 +84,8 @@ def serve(channel: Channel, config_json: str, watch: TerminationWatch, abi: str 
     )
     _check_hello(channel.receive(-1, max_messages=1))
     config = WorkerConfig.from_json(config_json)
+    if not config.models:
+        raise ConfigError("--config names no models")
     # torch takes seconds to import: after HELLO, so that the front end knows the process is there.
     from denizen.worker.engine import Engine
     from denizen.worker.load import load_models

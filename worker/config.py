@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +69,8 @@ class WorkerConfig:
         if unknown:
             raise ConfigError(f"--config has the unknown key '{unknown[0]}'; known: {', '.join(sorted(_KEYS))}")
         device = _get(values, "device", str, "cpu")
+        if not re.fullmatch(r"cpu|cuda:\d+", device):
+            raise ConfigError(f"device '{device}' is unknown; use cpu or cuda:N")
         on_cuda = device.startswith("cuda")
         return cls(
             worker=_integer(values, "worker", 0, low=0),

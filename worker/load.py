@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from typing import TYPE_CHECKING
 
 import torch
-from denizen.worker.errors import ConfigError, DeviceError
+from denizen.worker.errors import DeviceError
 from denizen.worker.models.checkpoint import Checkpoint
 from denizen.worker.models.registry import model_class
 from denizen.worker.protocol import Load, Stats
@@ -27,8 +26,6 @@ _SWITCH_S = 0.0002
 
 def load_models(config: WorkerConfig, channel: Channel) -> list[ServedModel]:
     """Raises :class:`WorkerError` subclasses whose message says what to do."""
-    if not config.models:
-        raise ConfigError("--config names no models")
     device = open_device(config.device)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -59,8 +56,6 @@ def load_models(config: WorkerConfig, channel: Channel) -> list[ServedModel]:
 
 def open_device(name: str) -> torch.device:
     """Raises :class:`DeviceError` for a device that is not there."""
-    if not re.fullmatch(r"cpu|cuda:\d+", name):
-        raise DeviceError(f"device '{name}' is unknown; use cpu or cuda:N")
     if name == "cpu":
         return torch.device("cpu")
     raise DeviceError(f"device '{name}' is not supported by this version; use --devices cpu")

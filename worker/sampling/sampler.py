@@ -56,25 +56,26 @@ class SamplePlan:
             features |= value
         if not features:
             return _GREEDY
-        held = [bool(b & Feature.MIN_TOKENS) and index < p.min_tokens for b, (p, index) in zip(bits, rows, strict=True)]
-        draw, filtered = Feature.DRAW, Feature.DRAW | Feature.FILTER
-        pads = [True] * (padded - len(rows))  # null rows are greedy
-        top_k = [p.top_k for p, _ in rows if p.features & Feature.FILTER]
+        asked = np.asarray(bits + [0] * (padded - len(rows)))  # null rows are greedy
+        min_tokens = _no_rows()
+        if features & Feature.MIN_TOKENS:
+            early = [bool(p.features & Feature.MIN_TOKENS) and index < p.min_tokens for p, index in rows]
+            min_tokens = np.flatnonzero(early)
+            if not len(min_tokens):
+                features &= ~Feature.MIN_TOKENS
+        top_k = [p.top_k for p, _ in rows] if features & Feature.FILTER else []
+        draws = asked & (Feature.DRAW | Feature.FILTER)
         return cls(
-            features if any(held) else features & ~Feature.MIN_TOKENS,
-            _select([not b & draw for b in bits] + pads),
-            _select([b & filtered == draw for b in bits]),
-            _select([b & filtered == filtered for b in bits]),
-            _select([bool(b & Feature.PENALTY) for b in bits]),
-            _select([bool(b & Feature.BIAS) for b in bits]),
-            _select(held),
-            max((p.logprobs or 0 for p, _ in rows), default=0),
+            features,
+            np.flatnonzero(draws == 0),
+            np.flatnonzero(draws == Feature.DRAW),
+            np.flatnonzero(draws > Feature.DRAW),
+            np.flatnonzero(asked & Feature.PENALTY),
+            np.flatnonzero(asked & Feature.BIAS),
+            min_tokens,
+            max(p.logprobs or 0 for p, _ in rows),
             max([CANDIDATES] + [k + 1 for k in top_k if k < CANDIDATES * _MORE]),
         )
-
-
-def _select(mask: list[bool]) -> np.ndarray:
-    return np.flatnonzero(np.asarray(mask, bool))
 
 
 _GREEDY = SamplePlan(0)
