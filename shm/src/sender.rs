@@ -6,7 +6,7 @@ use crate::layout::{descriptor, header, Layout, INLINE_LEN};
 use crate::memory::Memory;
 use crate::slab::{BlobRef, Refused, Slab};
 
-/// Why nothing was sent. [`crate::endpoint`] adds who the peer is.
+/// Why nothing was sent. The endpoint adds who the peer is.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Unsent {
     RingFull { capacity: u64 },
