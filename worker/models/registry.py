@@ -40,8 +40,3 @@ def model_class(checkpoint: Checkpoint) -> type[Model]:
     module = import_module(f"denizen.worker.models.{place[0]}")
     found: type[Model] = getattr(module, place[1])
     return found
-
-
-def supported_architectures() -> tuple[str, ...]:
-    """What ``architectures`` may name, sorted."""
-    return tuple(sorted(_ARCHITECTURES))
