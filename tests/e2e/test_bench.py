@@ -1,0 +1,58 @@
+"""`denizen-bench` against real servers."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from denizen.bench.__main__ import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from .running import Running
+
+
+def test_text_measures_a_real_server(tiny_server: Running, tmp_path: Path) -> None:
+    out = tmp_path / "text.json"
+    load = ["--concurrency", "1", "4", "--requests", "6", "--prompt-tokens", "8", "--output-len", "4:9"]
+    flags = ["--url", tiny_server.url, "--model", "hybrid", "--json", str(out)]
+    assert main(["text", *flags, *load, "--ignore-eos"]) == 0
+    result = json.loads(out.read_text(encoding="utf-8"))
+    for level in result["results"]:
+        summary = level["summary"]
+        assert summary["failed"] == summary["unchecked"] == 0
+        assert summary["requests"] == 6
+        assert 6 * 4 <= summary["output_tokens"] <= 6 * 9
+        assert summary["e2e"]["p50"] >= summary["ttft"]["min"]
+
+
+def test_text_says_so_when_a_request_is_refused(tiny_server: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--url", tiny_server.url, "--model", "hybrid", "--requests", "2", "--output-len", "999999"]
+    assert main(["text", *flags]) == 1
+    assert "INVALID" in (printed := capsys.readouterr().out)
+    assert "maximum context length" in printed
+
+
+def test_frontend_measures_what_the_front_end_adds(builtin: str, tmp_path: Path) -> None:
+    out = tmp_path / "frontend.json"
+    counts = ["--requests", "20", "--warm-up", "2", "--idle", "0.2"]
+    assert main(["frontend", "--checkpoint", builtin, *counts, "--json", str(out)]) == 0
+    figures = json.loads(out.read_text(encoding="utf-8"))["figures"]
+    assert figures["latency_ms"]["echo"]["count"] == figures["added_ms"]["chat"]["count"] == 20
+    # The front end does all that the echo does, and more.
+    assert figures["added_ms"]["chat"]["p50"] > 0
+
+
+def test_cpu_text_compares_with_transformers(dense_model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "cpu-text.json"
+    sizes = ["--rounds", "1", "--requests", "1", "--prompt-tokens", "8", "--output-tokens", "16"]
+    assert main(["cpu-text", "--checkpoint", str(dense_model), *sizes, "--json", str(out)]) == 0
+    figures = json.loads(out.read_text(encoding="utf-8"))["figures"]
+    speeds = figures["speeds"]
+    one, eight = speeds["denizen, 1 stream"], speeds["denizen, 8 streams"]
+    assert figures["total_8_streams_over_1_stream"]["median"] > 0
+    assert one["decode_tokens_per_s"] > 0
+    assert eight["total_tokens_per_s"] > 0
