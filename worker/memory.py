@@ -1,10 +1,25 @@
-"""How much memory a device has left."""
+"""How much memory a device has left, and large zeroed tensors."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+import numpy as np
 import torch
+
+_CACHE_LINE = 64
+
+
+def zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """A zeroed tensor. On the CPU its memory is the machine's only once it is written, unlike ``torch.zeros``'s: a pool
+    may be large without costing anything before it is used."""
+    if device.type != "cpu":
+        return torch.zeros(shape, device=device, dtype=dtype)
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(size + _CACHE_LINE, np.uint8)
+    first = -memory.ctypes.data % _CACHE_LINE
+    return torch.from_numpy(memory[first : first + size]).view(dtype).view(shape)
 
 
 def available_bytes(device: torch.device) -> int:

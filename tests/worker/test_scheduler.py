@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+import resource
 from collections import deque
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from denizen.worker.errors import CapacityError, RequestError
+from denizen.worker.memory import zeros
 from denizen.worker.pools.kv import KvPool
 from denizen.worker.pools.state import SlotPool
 from denizen.worker.request import Phase, Request
@@ -197,3 +201,16 @@ def test_pools_that_are_too_small_say_what_to_raise():
         KvPool("kv", 1, 16)
     with pytest.raises(CapacityError, match="max_rows"):
         SlotPool("rows", 1)
+
+
+def test_pools_cost_no_memory_before_they_are_used():
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    before = resident_bytes()
+    tensor = zeros((1 << 10, 1 << 18), torch.device("cpu"), torch.bfloat16)
+    assert resident_bytes() - before < 64 << 20
+    assert tensor.data_ptr() % 64 == 0
+    assert not tensor[-1].any()
+    tensor[3, 4] = 1.5
+    assert float(tensor[3].sum()) == 1.5

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
+from denizen.worker.memory import zeros
 
 if TYPE_CHECKING:
+    import torch
     from denizen.worker.models.base import KvPoolSpec, StatePoolSpec
 
 
@@ -21,7 +22,7 @@ def allocate_kv(
     Zeroed, not empty: memory that nobody has written yet must not hold NaN, which survives a softmax weight of 0.
     """
     shape = (spec.layers, pages, page_size, spec.kv_heads, spec.head_dim)
-    return torch.zeros(shape, device=device, dtype=dtype), torch.zeros(shape, device=device, dtype=dtype)
+    return zeros(shape, device, dtype), zeros(shape, device, dtype)
 
 
 def kv_bytes_per_page(spec: KvPoolSpec, page_size: int, dtype: torch.dtype) -> int:
@@ -37,7 +38,7 @@ def allocate_state(
     ``dtype`` is the model's; a tensor whose spec names its own keeps that.
     """
     return {
-        tensor.name: torch.zeros((tensor.layers, slots, *tensor.shape), device=device, dtype=tensor.dtype or dtype)
+        tensor.name: zeros((tensor.layers, slots, *tensor.shape), device, tensor.dtype or dtype)
         for tensor in spec.tensors
     }
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from denizen.worker.memory import zeros
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,8 +34,8 @@ class SamplerState:
     """``counts`` int32 and ``bias`` fp32, each ``[rows, vocab]``. Only the device thread touches them."""
 
     def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
-        self.counts = torch.zeros(rows, vocab, dtype=torch.int32, device=device)
-        self.bias = torch.zeros(rows, vocab, dtype=torch.float32, device=device)
+        self.counts = zeros((rows, vocab), device, torch.int32)
+        self.bias = zeros((rows, vocab), device, torch.float32)
 
     def begin(self, row: SamplerRow) -> None:
         device = self.counts.device
