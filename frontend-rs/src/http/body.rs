@@ -1,17 +1,11 @@
 //! Reading request bodies.
 
-use std::time::Duration;
-
-use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{header, StatusCode};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 
 use super::error::ApiError;
-
-/// How long a body that is not wanted is read on, so that the client gets to see the answer instead of a reset.
-const DISCARD_TIME: Duration = Duration::from_secs(2);
 
 /// The whole body of a JSON request, at most `limit` bytes.
 pub async fn read_json(request: Request, limit: usize) -> Result<Bytes, ApiError> {
@@ -47,7 +41,6 @@ pub async fn read_json(request: Request, limit: usize) -> Result<Bytes, ApiError
             continue;
         };
         if bytes.len() + data.len() > limit {
-            discard(body, limit).await;
             return Err(too_large(limit));
         }
         bytes.extend_from_slice(&data);
@@ -58,20 +51,4 @@ pub async fn read_json(request: Request, limit: usize) -> Result<Bytes, ApiError
 pub fn too_large(limit: usize) -> ApiError {
     let message = format!("the request body is larger than the server's limit of {limit} bytes");
     ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
-}
-
-/// Reads on for a while without keeping anything: closing the connection with unread data would reset it, and the client
-/// would not see why.
-pub async fn discard(mut body: Body, limit: usize) {
-    let read = async {
-        let mut left = limit.saturating_mul(4);
-        while let Some(Ok(frame)) = body.frame().await {
-            let length = frame.data_ref().map_or(0, Bytes::len);
-            if length > left {
-                return;
-            }
-            left -= length;
-        }
-    };
-    let _ = tokio::time::timeout(DISCARD_TIME, read).await;
 }

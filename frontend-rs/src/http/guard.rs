@@ -12,6 +12,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::error::ApiError;
+use super::leftover::Leftover;
 use super::{body, App};
 
 const REQUEST_ID: &str = "x-request-id";
@@ -29,7 +30,9 @@ pub async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) ->
         .get::<MatchedPath>()
         .map_or("unmatched", MatchedPath::as_str)
         .to_owned();
-    let mut response = match admit(&app, request).await {
+    let leftover = Leftover::default();
+    let request = request.map(|body| leftover.watch(body));
+    let mut response = match admit(&app, request) {
         Ok(request) => match AssertUnwindSafe(next.run(request)).catch_unwind().await {
             Ok(response) => response,
             Err(_) => {
@@ -45,12 +48,18 @@ pub async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) ->
         },
         Err(error) => error.into_response(),
     };
+    if !response.status().is_success() {
+        // More than the limit, so that a client that is not far over it gets its answer too.
+        leftover
+            .discard(app.config.max_body.saturating_mul(4))
+            .await;
+    }
     app.counters.request(&route, response.status());
     response.headers_mut().insert(REQUEST_ID, request_id);
     response
 }
 
-async fn admit(app: &App, request: Request) -> Result<Request, ApiError> {
+fn admit(app: &App, request: Request) -> Result<Request, ApiError> {
     if let Some(key) = &app.config.api_key {
         if !OPEN.contains(&request.uri().path()) && !authorized(&request, key) {
             let message = "this server needs an API key; send it as 'Authorization: Bearer KEY'";
@@ -66,7 +75,6 @@ async fn admit(app: &App, request: Request) -> Result<Request, ApiError> {
         .get(header::CONTENT_LENGTH)
         .and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
     if length.is_some_and(|length| length > app.config.max_body as u64) {
-        body::discard(request.into_body(), app.config.max_body).await;
         return Err(body::too_large(app.config.max_body));
     }
     Ok(request)

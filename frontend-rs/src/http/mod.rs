@@ -16,6 +16,7 @@ mod error;
 mod fields;
 mod guard;
 mod job;
+mod leftover;
 mod messages;
 mod metrics;
 mod models;

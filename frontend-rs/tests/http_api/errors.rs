@@ -139,6 +139,51 @@ async fn unknown_routes_models_and_methods() {
         .error(404, Some("model"));
 }
 
+/// An answer that comes before the body was read must reach the client: a connection closed too early is reset.
+#[tokio::test]
+async fn an_early_error_reaches_a_client_that_is_still_sending() {
+    let backend = backend();
+    let config = HttpConfig {
+        api_key: Some("secret".into()),
+        max_body: 4 << 20,
+        ..HttpConfig::default()
+    };
+    let server = Server::with(config, backend.clone()).await;
+    let key = ("authorization", "Bearer secret");
+    let json = ("content-type", "application/json");
+    let body = vec![b' '; 4 << 20];
+    for (path, headers, status) in [
+        (POST[0], vec![json], 401),
+        ("/nowhere", vec![key], 404),
+        ("/v1/models", vec![key], 405),
+        (POST[0], vec![key, ("content-type", "text/plain")], 415),
+        (POST[0], vec![key, json], 400),
+    ] {
+        for _ in 0..5 {
+            assert_eq!(
+                request(server.address, "POST", path, &headers, &body)
+                    .await
+                    .status,
+                status
+            );
+        }
+    }
+    let over = vec![b' '; 12 << 20];
+    assert_eq!(
+        request(server.address, "POST", POST[0], &[key, json], &over)
+            .await
+            .status,
+        413
+    );
+    backend.draining.store(true, Ordering::SeqCst);
+    assert_eq!(
+        request(server.address, "POST", POST[0], &[key, json], &body)
+            .await
+            .status,
+        503
+    );
+}
+
 #[tokio::test]
 async fn models_are_listed() {
     let server = Server::start(backend()).await;
