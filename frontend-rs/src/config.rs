@@ -70,6 +70,11 @@ fn split_devices(text: &str) -> Result<(&str, Option<Vec<Device>>), ConfigError>
 }
 
 fn find(text: &str, place: &str) -> Result<Source, ConfigError> {
+    // After NAME= the shell leaves a tilde alone.
+    let home = std::env::var("HOME")
+        .ok()
+        .filter(|_| place.starts_with("~/"));
+    let place = &home.map_or_else(|| place.to_owned(), |home| home + &place[1..]);
     let path = Path::new(place);
     if place.to_ascii_lowercase().ends_with(".gguf") {
         return Err(ConfigError(format!(
@@ -85,9 +90,8 @@ fn find(text: &str, place: &str) -> Result<Source, ConfigError> {
             "--model '{text}': {place} is a file; give the folder of the checkpoint"
         )));
     }
-    let looks_like_path = place.starts_with(['.', '/', '~'])
-        || place.matches('/').count() != 1
-        || place.ends_with('/');
+    let looks_like_path =
+        place.starts_with(['.', '/']) || place.matches('/').count() != 1 || place.ends_with('/');
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     match place.split_once('/') {
         Some((owner, name)) if !looks_like_path && !owner.is_empty() && (owner.to_owned() + name).chars().all(plain) => {

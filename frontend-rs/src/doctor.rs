@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use denizen_shm::Config;
 
 use crate::cli::DoctorArgs;
-use crate::progress::size;
+use crate::progress::{size, Terminal};
 use crate::{gpu, python};
 
 /// How one thing is.
@@ -50,7 +50,7 @@ pub async fn run(args: &DoctorArgs) -> bool {
             Mark::Note => "note",
             Mark::Bad => "BAD ",
         };
-        println!("{mark}  {what:width$}  {how}");
+        Terminal::say(&format!("{mark}  {what:width$}  {how}"));
     }
     findings.iter().all(|finding| finding.mark != Mark::Bad)
 }

@@ -46,7 +46,9 @@ pub async fn resolve(python: &Path, source: &Source) -> Result<PathBuf, String> 
 
 async fn fetch(python: &Path, what: &[&str], label: &str) -> Result<PathBuf, String> {
     let mut command = Command::new(python);
-    command.args(["-m", "denizen.worker.fetch"]).args(what);
+    command
+        .args(["-P", "-m", "denizen.worker.fetch"])
+        .args(what);
     command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -6,6 +6,7 @@ use clap::Parser;
 use denizen_frontend::cli::{Cli, Command};
 use denizen_frontend::progress::{LogLines, Terminal};
 use denizen_frontend::{doctor, serve};
+use nix::sys::resource::{getrlimit, setrlimit, Resource};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
         }
         Command::Serve(args) => {
             init_log(&args.log_level);
+            raise_file_limit();
             runtime.block_on(serve::run(*args))
         }
     };
@@ -53,4 +55,13 @@ fn init_log(level: &str) {
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_writer(LogLines::new)
         .init();
+}
+
+/// Every connection takes a file descriptor, and the usual soft limit of 1,024 is a handful of clients.
+fn raise_file_limit() {
+    let limit = Resource::RLIMIT_NOFILE;
+    let raised = getrlimit(limit).and_then(|(_, hard)| setrlimit(limit, hard, hard));
+    if let Err(error) = raised {
+        tracing::warn!("the limit on open files cannot be raised: {error}");
+    }
 }

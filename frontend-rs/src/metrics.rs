@@ -162,7 +162,15 @@ pub struct SequenceMetrics {
 }
 
 impl Metrics {
-    /// Lets the counters of a model begin at 0 instead of appearing with its first request.
+    /// Lets the counters of a worker begin at 0 instead of appearing with its first event.
+    pub fn add_worker(&self, worker: usize) {
+        let label = &[worker.to_string()];
+        for counter in [&self.worker_deaths, &self.preemptions, &self.steps] {
+            counter.with_label_values(label);
+        }
+    }
+
+    /// The same for a model.
     pub fn add_model(&self, model: &str) {
         self.sequence(model);
         self.prompt_tokens.with_label_values(&[model]);

@@ -25,6 +25,13 @@ impl Terminal {
             let _ = writeln!(std::io::stderr(), "{text}");
         });
     }
+
+    /// Writes to stdout: what the user asked for, as opposed to what there is to say about it.
+    pub fn say(text: &str) {
+        TERMINAL.bars.suspend(|| {
+            let _ = writeln!(std::io::stdout(), "{text}");
+        });
+    }
 }
 
 /// Log lines for `tracing_subscriber`.
@@ -85,11 +92,7 @@ impl Progress {
                 bar.finish_and_clear();
             }
         }
-        let tenth = if total == 0 {
-            0
-        } else {
-            done.min(total) * 10 / total
-        };
+        let tenth = (done.min(total) * 10).checked_div(total).unwrap_or(0);
         if tenth > item.told {
             item.told = tenth;
             if item.bar.is_none() || tenth == 10 {

@@ -81,7 +81,7 @@ fn find_in(
 pub async fn probe(python: &Path, cuda: bool) -> Result<Probe, PythonError> {
     let mut command = Command::new(python);
     command
-        .args(["-m", "denizen.worker.probe"])
+        .args(["-P", "-m", "denizen.worker.probe"])
         .stdin(Stdio::null())
         .kill_on_drop(true);
     if cuda {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -202,6 +203,7 @@ async fn prepare(args: &ServeArgs, specs: &[ModelSpec]) -> Result<Prepared, Stri
         python,
         module: args.worker_module.clone(),
         tokenizers,
+        log_level: worker_log_level(&args.log_level).to_owned(),
         limits,
     };
     Ok(Prepared {
@@ -243,6 +245,15 @@ async fn bind(host: &str, port: u16) -> Result<TcpListener, String> {
     })
 }
 
+/// Python's name for a level.
+fn worker_log_level(level: &str) -> &str {
+    match level {
+        "warn" => "warning",
+        "trace" => "debug",
+        other => other,
+    }
+}
+
 fn cores() -> u32 {
     std::thread::available_parallelism()
         .map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX))
@@ -267,12 +278,13 @@ fn announce(args: &ServeArgs, address: SocketAddr, models: &[String]) {
         "model": models.first(),
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
     });
-    println!(
-        "\nDenizen {} serves {} on http://{address}",
-        env!("CARGO_PKG_VERSION"),
-        models.join(", ")
-    );
-    println!("\n  curl http://{reachable}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'\n");
+    let version = env!("CARGO_PKG_VERSION");
+    let names = models.join(", ");
+    let url = format!("http://{reachable}/v1/chat/completions");
+    Terminal::say(&format!(
+        "\nDenizen {version} serves {names} on http://{address}\n\n  \
+         curl {url}{key} -H 'Content-Type: application/json' -d '{body}'\n"
+    ));
     if args.api_key.is_none() && !address.ip().is_loopback() {
         tracing::warn!("anyone who reaches {address} can use this server; --api-key sets a key");
     }
@@ -289,6 +301,8 @@ impl Server {
         let app = http::app(config, Arc::new(router));
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(async move {
+            // A token is a small write; waiting to fill a packet would hold it back.
+            let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
             let serve = axum::serve(listener, app).with_graceful_shutdown(async {
                 let _ = stopped.await;
             });

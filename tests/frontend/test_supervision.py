@@ -68,11 +68,8 @@ def test_a_worker_that_crashes_at_its_start_is_started_again(stub: Stub, tmp_pat
     assert server.metrics()["denizen_worker_deaths_total"] == 2
 
 
-@pytest.mark.parametrize("when", ["start", "load"])
-@pytest.mark.parametrize("kind", ["exit", "kill"])
-def test_a_crash_loop_ends_the_server_with_one_line(stub: Stub, when: str, kind: str) -> None:
-    if (kind, when) == ("kill", "start"):
-        pytest.skip("the stub exits at its start")
+@pytest.mark.parametrize(("kind", "when"), [("exit", "start"), ("exit", "load"), ("kill", "load")])
+def test_a_crash_loop_ends_the_server_with_one_line(stub: Stub, kind: str, when: str) -> None:
     server = stub(ready=False, fault={"kind": kind, "when": when})
     assert server.process.wait(60) == 1
     errors = [line for line in server.log().splitlines() if line.startswith("error: ")]
@@ -241,7 +238,7 @@ def test_killing_a_role_again_and_again_leaves_nothing_in_dev_shm(stub: Stub, ro
 
 
 def test_a_worker_killed_while_it_starts_leaves_nothing(stub: Stub) -> None:
-    server = stub(ready=False, load_ms=60_000)
+    server = stub(ready=False, load_ms=20_000)
     worker = loading_worker(server)
     os.kill(server.pid, signal.SIGKILL)
     eventually(lambda: gone(worker), "no worker is left")
@@ -258,7 +255,7 @@ def test_what_dead_processes_left_is_swept_at_the_start(stub: Stub) -> None:
 
 
 def test_a_signal_while_it_loads_ends_it(stub: Stub) -> None:
-    server = stub(ready=False, load_ms=60_000)
+    server = stub(ready=False, load_ms=20_000)
     worker = loading_worker(server)
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(60) == 0

@@ -7,6 +7,12 @@ use super::request::{Event, Failure};
 use super::router::{Router, Shared, State};
 use super::sequence::Place;
 
+/// Reasons of `denizen_dropped_envelopes_total`.
+const OLD_EPOCH: &str = "old_epoch";
+const UNKNOWN_KIND: &str = "unknown_kind";
+const UNKNOWN_REQUEST: &str = "unknown_request";
+pub(super) const DROP_REASONS: [&str; 3] = [OLD_EPOCH, UNKNOWN_KIND, UNKNOWN_REQUEST];
+
 /// What the supervisor must know of an envelope.
 #[derive(Debug, PartialEq)]
 pub enum Notice {
@@ -27,11 +33,11 @@ impl Router {
         let shared = self.shared();
         let mut state = shared.lock();
         if state.workers[worker].epoch != epoch {
-            shared.drop_envelope("old_epoch");
+            shared.drop_envelope(OLD_EPOCH);
             return None;
         }
         match envelope.body {
-            None => shared.drop_envelope("unknown_kind"),
+            None => shared.drop_envelope(UNKNOWN_KIND),
             Some(FromWorker::Hello(hello)) => return Some(Notice::Hello(hello)),
             Some(FromWorker::Ready { credits, .. }) => {
                 state.workers[worker].grant(credits);
@@ -81,7 +87,7 @@ impl Shared {
             .get_mut(id)
             .is_some_and(|sequence| sequence.place == Place::Worker(worker));
         if !owns {
-            self.drop_envelope("unknown_request");
+            self.drop_envelope(UNKNOWN_REQUEST);
         }
         owns
     }

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{mpsc, watch};
 
 use super::envelope::{RequestId, ToWorker};
+use super::receive::DROP_REASONS;
 use super::request::{AbortOnDrop, Event, Failure, Generate, Generation, SubmitError};
 use super::sequence::{Place, Sequence};
 use super::table::Table;
@@ -56,11 +57,16 @@ impl State {
 impl Router {
     /// `max_sequences`: most sequences queued or running; more are refused.
     pub fn new(max_sequences: usize) -> Self {
+        let metrics = Metrics::default();
+        for reason in DROP_REASONS {
+            metrics.dropped.with_label_values(&[reason]);
+        }
+        let (state, live) = (Mutex::default(), watch::Sender::new(0));
         Self {
             shared: Arc::new(Shared {
-                state: Mutex::default(),
-                metrics: Metrics::default(),
-                live: watch::Sender::new(0),
+                state,
+                metrics,
+                live,
                 max_sequences,
             }),
         }
@@ -81,6 +87,7 @@ impl Router {
     pub fn add_worker(&self, name: String, models: Vec<String>) -> usize {
         let mut state = self.shared.lock();
         state.workers.push(Worker::new(name, models));
+        self.shared.metrics.add_worker(state.workers.len() - 1);
         state.workers.len() - 1
     }
 

@@ -17,7 +17,7 @@ use super::plan::WorkerPlan;
 use super::spawn::Spawner;
 use super::watch::{judge, Verdict, INTERVAL};
 use super::{Launch, Stop, WorkerEvent};
-use crate::route::envelope::{ToWorker, WorkerError};
+use crate::route::envelope::{ToWorker, WorkerError, WorkerHello, SCHEMA};
 use crate::route::{Notice, Router};
 
 /// How long a worker may take from SIGTERM to its end, and from the dump of its stacks to SIGTERM.
@@ -65,7 +65,13 @@ impl Life<'_> {
         let config = self.plan.to_json();
         let mut child = match self
             .spawner
-            .spawn(&launch.python, &launch.module, &config, socket)
+            .spawn(
+                &launch.python,
+                &launch.module,
+                &config,
+                &launch.log_level,
+                socket,
+            )
             .await
         {
             Ok(child) => child,
@@ -87,6 +93,7 @@ impl Life<'_> {
         let mut watched = Watched {
             started: Instant::now(),
             ready: None,
+            mismatched: false,
             failed: None,
             heard: Arc::new(Mutex::new(Instant::now())),
             hung: None,
@@ -121,7 +128,12 @@ impl Life<'_> {
         loop {
             tokio::select! {
                 biased;
-                Some(notice) = notices.recv() => self.note(notice, watched),
+                Some(notice) = notices.recv() => {
+                    self.note(notice, watched);
+                    if watched.mismatched {
+                        return Served::Broken("it is of another version".to_owned());
+                    }
+                }
                 ended = &mut drain.0 => {
                     while let Ok(notice) = notices.try_recv() {
                         self.note(notice, watched);
@@ -163,7 +175,7 @@ impl Life<'_> {
 
     fn note(&self, notice: Notice, watched: &mut Watched) {
         match notice {
-            Notice::Hello(hello) => tracing::debug!(?hello, "{}", self.plan.name()),
+            Notice::Hello(hello) => self.check(&hello, watched),
             Notice::Loading(load) => {
                 let _ = self.events.send(WorkerEvent::Loading {
                     worker: self.index,
@@ -176,6 +188,22 @@ impl Life<'_> {
             }
             Notice::Failed(error) => watched.failed = Some(error),
             Notice::Bye { why } => tracing::debug!(why, "{} says goodbye", self.plan.name()),
+        }
+    }
+
+    /// Both sides must be of one version.
+    fn check(&self, hello: &WorkerHello, watched: &mut Watched) {
+        tracing::debug!(?hello, "{}", self.plan.name());
+        if hello.schema != SCHEMA {
+            let message = format!(
+                "the worker speaks schema {}, this program {SCHEMA}; install one version of Denizen for both",
+                hello.schema
+            );
+            watched.mismatched = true;
+            watched.failed = Some(WorkerError {
+                message,
+                ..WorkerError::default()
+            });
         }
     }
 
@@ -194,7 +222,13 @@ impl Life<'_> {
             quiet,
             &self.launch.limits,
         ) {
-            Verdict::Hung(why) => return Some(why),
+            Verdict::Hung(why) => {
+                tracing::error!(
+                    "{} hangs: {why}; its stacks follow, then it is ended",
+                    host.peer()
+                );
+                return Some(why);
+            }
             Verdict::Stalled(why) => self.router.worker_stalled(self.index, Some(why)),
             Verdict::Progress => self.router.worker_stalled(self.index, None),
         }
@@ -224,7 +258,6 @@ impl Life<'_> {
             }
             Served::Hung => {
                 let why = watched.hung.clone().unwrap_or_default();
-                tracing::error!("{name} hangs ({why}); its stacks follow, then it is ended");
                 self.router
                     .worker_died(self.index, &format!("it hung: {why}"));
                 signal_to(&child, Signal::SIGUSR1);
@@ -274,6 +307,8 @@ impl Life<'_> {
 struct Watched {
     started: Instant,
     ready: Option<Instant>,
+    /// It is of another version than this program.
+    mismatched: bool,
     /// The worker's own last words.
     failed: Option<WorkerError>,
     heard: Arc<Mutex<Instant>>,

@@ -49,6 +49,8 @@ pub struct Launch {
     pub module: String,
     /// Model name → sha256 of its tokenizer, for HELLO.
     pub tokenizers: BTreeMap<String, String>,
+    /// Of the workers: debug, info, warning or error.
+    pub log_level: String,
     pub limits: Limits,
 }
 

@@ -43,16 +43,20 @@ impl Spawner {
         Ok(Self { orders })
     }
 
-    /// Runs `python -m module --fd 3 --config JSON` with the worker's end of the socket at that descriptor.
+    /// Runs `python -m module --fd 3 --config JSON` with the worker's end of the socket at that descriptor. `log_level` is
+    /// the worker's, unless the environment has one.
     pub async fn spawn(
         &self,
         python: &std::path::Path,
         module: &str,
         config: &str,
+        log_level: &str,
         socket: ChildEnd,
     ) -> io::Result<Child> {
         let mut command = Command::new(python);
         command.args([
+            // Without it the working directory comes first, and a file there could pose as a module.
+            "-P",
             "-m",
             module,
             "--fd",
@@ -66,6 +70,9 @@ impl Spawner {
             .stderr(Stdio::piped());
         // Else Python holds its lines back until its buffer is full.
         command.env("PYTHONUNBUFFERED", "1");
+        if std::env::var_os("DENIZEN_LOG").is_none() {
+            command.env("DENIZEN_LOG", log_level);
+        }
         let (reply, child) = oneshot::channel();
         let lost = || io::Error::other("the thread that starts processes has ended");
         self.orders
