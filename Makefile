@@ -9,6 +9,8 @@ DEVICE ?=
 VENV := $(CURDIR)/.venv
 PY := $(VENV)/bin/python
 CARGO_FLAGS := --release --locked
+# With the failpoints at which the kill tests end a side of the arena.
+RUST_TESTS := $(CARGO_FLAGS) -p denizen-shm -p denizen-frontend --features denizen-shm/failpoints --no-fail-fast
 
 export VIRTUAL_ENV := $(VENV)
 export PATH := $(VENV)/bin:$(PATH)
@@ -20,7 +22,7 @@ RUST_SOURCES := $(shell find frontend-rs/src shm/src shm/binding -name '*.rs' 2>
 	Cargo.toml Cargo.lock frontend-rs/Cargo.toml shm/Cargo.toml shm/binding/Cargo.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help serve setup test test-rust test-python lint format wheel clean
+.PHONY: help serve setup test test-rust test-python test-gpu gpu-bundle lint format wheel clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -35,14 +37,24 @@ test: test-rust test-python ## run all tests
 test-rust: $(VENV)/.installed
 	@echo "== Rust tests"
 	@if cargo nextest --version >/dev/null 2>&1; then \
-		cargo nextest run $(CARGO_FLAGS) -p denizen-shm -p denizen-frontend --no-fail-fast; \
+		cargo nextest run $(RUST_TESTS); \
 	else \
-		cargo test $(CARGO_FLAGS) -p denizen-shm -p denizen-frontend --no-fail-fast; \
+		cargo test $(RUST_TESTS); \
 	fi
 
 test-python: $(VENV)/.installed $(VENV)/.tools
 	@echo "== Python tests"
 	$(PY) -m pytest
+
+gpu-bundle: $(VENV)/.installed ## collect in .gpu/ what a GPU machine without network needs
+	$(PY) scripts/gpu_bundle.py
+
+# On that machine: its own python3 has PyTorch and Triton; the sources and .gpu/ are all that travelled.
+test-gpu: ## on a GPU machine, after gpu-bundle: check and time the kernels
+	. .gpu/env.sh && python3 tests/gpu/run_all.py
+
+fuzz: ## fuzz the arena's readers, a minute each
+	shm/fuzz/run.sh 60
 
 lint: $(VENV)/.installed $(VENV)/.tools ## rustfmt, clippy, ruff, mypy
 	cargo fmt --all --check
