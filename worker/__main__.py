@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         print(f"denizen worker: cannot attach to the front end: {error}", file=sys.stderr)
         return 1
-    channel = Channel(arena, (native.ArenaFull, native.SlabFull))
+    channel = Channel(arena, (native.ArenaFull, native.SlabFull), native.MessageTooLarge)
     try:
         serve(channel, options.config, watch, ".".join(map(str, native.ABI)))
     except native.PeerGone:

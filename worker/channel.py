@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from denizen.worker.protocol import Body, Envelope, ProtocolError, TokenRow, decode, encode, encode_tokens
+from denizen.worker.protocol import Body, Envelope, Error, ProtocolError, TokenRow, decode, encode, encode_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,31 +30,44 @@ class Channel:
     """Used by the plan thread only. What the arena has no room for waits here, in order: a front end that stands still
     must not stop the engine, and it has bounded what can be in flight by its credits."""
 
-    def __init__(self, arena: Arena, full: type[Exception] | tuple[type[Exception], ...]) -> None:
-        """``full``: what ``arena.send`` raises when there is no room."""
+    def __init__(
+        self, arena: Arena, full: type[Exception] | tuple[type[Exception], ...], too_large: type[Exception]
+    ) -> None:
+        """What ``arena.send`` raises: ``full`` when there is no room now, ``too_large`` when there never will be."""
         self.arena = arena
         self._full = full
+        self._too_large = too_large
         self._sequence = 0
-        self._backlog: deque[bytes] = deque()
+        self._backlog: deque[tuple[bytes, int]] = deque()  #: envelope, its request
 
     @property
     def backlog(self) -> int:
         return len(self._backlog)
 
     def send(self, body: Body, request: int = 0) -> None:
-        self._put(encode(body, request=request, sequence=self._sequence))
+        self._put(encode(body, request=request, sequence=self._sequence), request)
 
     def send_tokens(self, rows: Iterable[TokenRow]) -> None:
         for envelope in encode_tokens(rows, self._sequence):
-            self._put(envelope)
+            self._put(envelope, 0)
 
     def flush(self) -> None:
         """Sends what waits, as far as there is room."""
         while self._backlog:
+            envelope, request = self._backlog[0]
             try:
-                self.arena.send(self._backlog[0])
+                self.arena.send(envelope)
             except self._full:
                 return
+            except self._too_large as error:
+                if not request:
+                    raise
+                # Only a terminal envelope, with prompt_logprobs, can be so large: the request ends with this instead.
+                message = f"the result is too large to be handed over: {error}; ask for fewer prompt_logprobs"
+                refusal = Error("result_too_large", message, "prompt_logprobs")
+                self._backlog[0] = encode(refusal, request=request, sequence=self._sequence), 0
+                self._sequence += 1
+                continue
             self._backlog.popleft()
 
     def finish(self, seconds: float) -> None:
@@ -78,7 +91,7 @@ class Channel:
                 received.append(envelope)
         return received
 
-    def _put(self, envelope: bytes) -> None:
+    def _put(self, envelope: bytes, request: int) -> None:
         self._sequence += 1
-        self._backlog.append(envelope)
+        self._backlog.append((envelope, request))
         self.flush()

@@ -18,6 +18,10 @@ class Full(Exception):
     pass
 
 
+class TooLarge(Exception):
+    pass
+
+
 class PeerGone(Exception):
     pass
 
@@ -30,6 +34,7 @@ class QueueArena:
         self.outgoing: deque[bytes] = deque()
         self.changed = threading.Condition()
         self.room: int | None = None
+        self.largest = 1 << 20  #: bytes of an envelope
         self.gone = False
         self.woken = False
         self.blocking = 0  #: recv calls that waited
@@ -39,6 +44,8 @@ class QueueArena:
         with self.changed:
             if self.gone:
                 raise PeerGone
+            if len(envelope) > self.largest:
+                raise TooLarge
             if self.room is not None and len(self.outgoing) >= self.room:
                 raise Full
             self.outgoing.append(envelope)
@@ -90,7 +97,7 @@ class Peer:
 
     def __init__(self, models, *, overlap: bool = True) -> None:
         self.arena = QueueArena()
-        self.engine = Engine(Channel(self.arena, Full), models, overlap=overlap)
+        self.engine = Engine(Channel(self.arena, Full, TooLarge), models, overlap=overlap)
         self.models = list(models)
         self.outcomes: dict[int, Outcome] = {}
         self.stats: list[Stats] = []

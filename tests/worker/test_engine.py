@@ -413,6 +413,17 @@ def test_a_front_end_that_stands_still_does_not_stop_the_engine_or_lose_tokens(g
         assert [outcome.tokens for outcome in peer.finish()] == greedy[:4]
 
 
+def test_a_result_larger_than_the_arena_fails_its_request_alone():
+    with Peer([serve_toy()]) as peer:
+        peer.arena.largest = 400
+        peer.submit(1, PROMPTS[3], 3, prompt_logprobs=5)
+        peer.submit(2, PROMPTS[3], 3)
+        one, two = peer.finish()
+    assert isinstance(one.end, Error)
+    assert (one.end.code, one.end.param) == ("result_too_large", "prompt_logprobs")
+    assert len(two.tokens) == 3
+
+
 def test_a_front_end_that_goes_away_ends_the_engine():
     peer = Peer([serve_toy()])
     peer.thread.start()

@@ -51,7 +51,7 @@ class Stub:
 
     def __init__(self, arena: _native.Arena, config: WorkerConfig, options: Options) -> None:
         self._arena = arena
-        self._channel = Channel(arena, (_native.ArenaFull, _native.SlabFull))
+        self._channel = Channel(arena, (_native.ArenaFull, _native.SlabFull), _native.MessageTooLarge)
         self._config = config
         self._options = options
         self._fault = options.fault
