@@ -111,13 +111,10 @@ async fn closing_while_the_prompt_waits_for_tokenization_submits_nothing() {
         ..HttpConfig::default()
     };
     let server = Server::with(config, backend.clone()).await;
-    let prompt = |words: usize| {
-        let prompt = "some words to split ".repeat(words);
-        json!({"model": "qwen", "prompt": prompt, "max_tokens": 1})
-    };
-    // Long enough for the others to arrive while the one thread is busy with it.
-    let busy = send(server.address, "/v1/completions", &prompt(60_000)).await;
-    let long = prompt(1000);
+    // Long enough for all to arrive while the one thread is busy with the first.
+    let prompt = "some words to split ".repeat(60_000);
+    let long = json!({"model": "qwen", "prompt": prompt, "max_tokens": 1});
+    let busy = send(server.address, "/v1/completions", &long).await;
     let mut waiting = Vec::new();
     for _ in 0..8 {
         waiting.push(send(server.address, "/v1/completions", &long).await);
