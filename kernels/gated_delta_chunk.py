@@ -12,8 +12,9 @@ import torch
 from denizen.kernels.jit import jit, power_of_two, tl
 
 _CHUNK = 64
-#: Columns of a head's state per program of the second kernel.
-_COLUMNS = 32
+#: Launch shapes: warps of the first kernel; columns of a head's state a program, and warps, of the second.
+SOLVE_WARPS = 4
+CARRY_COLUMNS, CARRY_WARPS = 32, 4
 #: Slot that pads rows; such a row reads and writes no state.
 _NULL_SLOT = 0
 
@@ -202,13 +203,13 @@ def gated_delta_prefill_triton(
         query, key, value, g, beta, cu_seqlens, weighted, corrected, norms, rows, tokens,
         query.stride(0), key.stride(0), value.stride(0),
         HEADS=heads, GROUP=heads // key_heads, DK=key_dim, DV=value_dim, CHUNK=_CHUNK, ROWS=power_of_two(rows),
-        PRECISION=precision, num_warps=4,
+        PRECISION=precision, num_warps=SOLVE_WARPS,
     )  # fmt: skip
-    columns = min(_COLUMNS, value_dim)
+    columns = min(CARRY_COLUMNS, value_dim)
     _carry_kernel[(value_dim // columns, rows * heads)](
         query, key, g, cu_seqlens, weighted, corrected, norms, state, slots, fresh, out, tokens,
         query.stride(0), key.stride(0),
         SCALE=key_dim**-0.5, HEADS=heads, GROUP=heads // key_heads, DK=key_dim, DV=value_dim, COLUMNS=columns,
-        CHUNK=_CHUNK, NULL=_NULL_SLOT, PRECISION=precision, num_warps=4, num_stages=2,
+        CHUNK=_CHUNK, NULL=_NULL_SLOT, PRECISION=precision, num_warps=CARRY_WARPS, num_stages=2,
     )  # fmt: skip
     return out

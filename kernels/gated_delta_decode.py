@@ -20,6 +20,9 @@ NULL_SLOT = 0
 #: Rows from which the split form is faster (measured on an H200: 14.5 µs fused at 16 rows; at 128 the split delta
 #: kernel alone reaches 3.7 TB/s).
 SPLIT_ROWS = 64
+#: Launch shapes: warps of the fused kernel; columns of a head's state and warps of the split delta kernel.
+FUSED_WARPS = 8
+DELTA_COLUMNS, DELTA_WARPS = 32, 4
 
 
 def gated_delta_decode(
@@ -271,7 +274,7 @@ def gated_delta_decode_triton(
             mixed, z, b, a, conv_weight, rate, dt_bias, norm_weight, conv_state, state, slots, out,
             mixed.stride(0), z.stride(0), b.stride(0), a.stride(0), eps,
             SCALE=scale, KEY_HEADS=key_heads, GROUP=group, DK=key_dim, DV=value_dim, C=channels, K=taps,
-            NULL=NULL_SLOT, num_warps=8,
+            NULL=NULL_SLOT, num_warps=FUSED_WARPS,
         )  # fmt: skip
         return out
     # fp32 between the kernels, as inside the fused one.
@@ -282,11 +285,11 @@ def gated_delta_decode_triton(
         C=channels, K=taps, BLOCK=block, NULL=NULL_SLOT, num_warps=4,
     )  # fmt: skip
     read = torch.empty((rows, width), dtype=torch.float32, device=mixed.device)
-    columns = min(32, value_dim)
+    columns = min(DELTA_COLUMNS, value_dim)
     _delta_kernel[(rows * value_heads, value_dim // columns)](
         convolved, b, a, rate, dt_bias, state, slots, read, b.stride(0), a.stride(0),
         SCALE=scale, VALUE_HEADS=value_heads, GROUP=group, DK=key_dim, DV=value_dim, COLUMNS=columns, C=channels,
-        NULL=NULL_SLOT, num_warps=4,
+        NULL=NULL_SLOT, num_warps=DELTA_WARPS,
     )  # fmt: skip
     gate = z.view(rows, value_heads, value_dim)
     return gated_rms_norm_triton(read.view(gate.shape), gate, norm_weight, eps, slots).view(rows, width)

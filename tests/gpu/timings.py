@@ -1,0 +1,153 @@
+"""Microseconds of every kernel at the shapes of Qwen3.5-0.8B, and of the launch shapes to choose between."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from denizen.kernels import gated_delta_chunk, gated_delta_decode
+from denizen.kernels.attention_inputs import attention_inputs, rope_table
+from denizen.kernels.conv import causal_conv_prefill
+from denizen.kernels.decode_step import DecodeInputs, advance_rows, decode_inputs
+from denizen.kernels.gate import sigmoid_gate, silu_mul
+from denizen.kernels.gated_delta import gated_delta_prefill
+from denizen.kernels.gated_delta_decode import gated_delta_decode_triton
+from denizen.kernels.gated_delta_gates import gated_delta_gates
+from denizen.kernels.norm import add_rms_norm
+from denizen.kernels.page_gather import page_gather
+from denizen.kernels.sample import gumbel_argmax
+from gpu_support import CUDA, microseconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LAYERS = 18
+_HEADS, _DIM, _CHANNELS = 16, 128, 6144
+
+
+def _half(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device=CUDA).to(torch.bfloat16)
+
+
+def _ints(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int32, device=CUDA)
+
+
+def decode(rows: int) -> Iterator[tuple[str, float]]:
+    """``(kernel, µs)`` of the small kernels of a decode step."""
+    residual, delta, weight = _half(rows, 1024), _half(rows, 1024), torch.ones(1024, device=CUDA)
+    yield "add_rms_norm", microseconds(lambda i: add_rms_norm(residual, delta, weight, 1e-6), 20)
+    gate_up = _half(rows, 7168)
+    yield "silu_mul", microseconds(lambda i: silu_mul(gate_up), 20)
+    projected, attended = _half(rows, 5120), _half(rows, 8, 256)
+    gate = projected[:, :4096].view(rows, 8, 512)[..., 256:]
+    yield "sigmoid_gate", microseconds(lambda i: sigmoid_gate(attended, gate), 20)
+    table, norms = rope_table(torch.rand(32, device=CUDA), 1.0, 4096), torch.ones(256, device=CUDA)
+    positions, write_at = torch.arange(rows, device=CUDA), torch.arange(rows, dtype=torch.int32, device=CUDA)
+    keys, values = _half(64, 16, 2, 256), _half(64, 16, 2, 256)
+    yield (
+        "attention_inputs",
+        microseconds(
+            lambda i: attention_inputs(
+                projected, 8, 2, True, norms, norms, 1e-6, table, positions, write_at, keys, values
+            ),
+            20,
+        ),
+    )
+    tables = torch.ones(rows + 1, 4 + 256, dtype=torch.int32, device=CUDA)
+    slots = torch.arange(1, rows + 1, dtype=torch.int32, device=CUDA)
+    for length in (512, 4000):
+        yield f"page_gather, length {length}", _gather(slots, tables[:, 4:], length)
+    inputs, tokens = DecodeInputs.allocate(rows, CUDA), torch.zeros(rows, dtype=torch.int64, device=CUDA)
+    yield (
+        "decode_inputs",
+        microseconds(lambda i: decode_inputs(slots, tables[:, 1], tables[:, 0], tables[:, 4:], 16, 0, inputs), 20),
+    )
+    yield (
+        "advance_rows",
+        microseconds(lambda i: advance_rows(slots, tokens, slots, tables[:, 0], tables[:, 1], tables[:, 2]), 20),
+    )
+    copies = 8 if rows <= 16 else 3
+    logits = [_half(rows, 248320) for _ in range(copies)]
+    seed = torch.arange(rows, device=CUDA)
+    cold, warm = torch.zeros(rows, device=CUDA), torch.full((rows,), 0.8, device=CUDA)
+    yield "greedy", microseconds(lambda i: gumbel_argmax(logits[i], cold, seed, seed), copies)
+    yield "gumbel", microseconds(lambda i: gumbel_argmax(logits[i], warm, seed, seed), copies)
+
+
+def _gather(slots: torch.Tensor, table: torch.Tensor, length: int) -> float:
+    rows = len(slots)
+    lengths, indptr, indices, last = torch.full_like(slots, length), _ints(rows + 1), _ints(rows * 300), _ints(rows)
+    return microseconds(lambda i: page_gather(slots, table, lengths, 16, 0, indptr, indices, last), 20)
+
+
+def delta_decode(rows: int) -> Iterator[tuple[str, float]]:
+    """The gated delta net of one layer, fused and split, with launch shapes to choose between."""
+    parts = _half(rows, 8224).split((_CHANNELS, 2048, _HEADS, _HEADS), dim=1)
+    weight, norm = _half(_CHANNELS, 4), torch.ones(_DIM, device=CUDA)
+    rate, bias = -torch.ones(_HEADS, device=CUDA), torch.zeros(_HEADS, device=CUDA)
+    slots = (torch.randperm(rows, device=CUDA) + 1).to(torch.int32)
+    conv = [_half(rows + 1, 3, _CHANNELS) for _ in range(_LAYERS)]
+    for dtype in (torch.float32, torch.bfloat16):
+        state = [torch.zeros(rows + 1, _HEADS, _DIM, _DIM, dtype=dtype, device=CUDA) for _ in range(_LAYERS)]
+        floor = 2 * rows * state[0][0].numel() * dtype.itemsize / 4.24e6
+        yield f"  floor {dtype}", floor
+
+        def run(i: int, split: bool, state: list[torch.Tensor] = state) -> None:
+            gated_delta_decode_triton(*parts, weight, rate, bias, norm, 1e-6, conv[i], state[i], slots, split=split)
+
+        kept = gated_delta_decode.FUSED_WARPS, gated_delta_decode.DELTA_COLUMNS, gated_delta_decode.DELTA_WARPS
+        for warps in (4, 8, 16):
+            gated_delta_decode.FUSED_WARPS = warps
+            yield f"fused {dtype} warps {warps}", microseconds(lambda i: run(i, False), _LAYERS)
+        for columns, warps in ((16, 2), (32, 2), (32, 4), (64, 4), (128, 8)):
+            gated_delta_decode.DELTA_COLUMNS, gated_delta_decode.DELTA_WARPS = columns, warps
+            yield f"split {dtype} columns {columns} warps {warps}", microseconds(lambda i: run(i, True), _LAYERS)
+        gated_delta_decode.FUSED_WARPS, gated_delta_decode.DELTA_COLUMNS, gated_delta_decode.DELTA_WARPS = kept
+
+
+def delta_prefill(rows: int, tokens: int) -> Iterator[tuple[str, float]]:
+    """The gated delta net of one layer over ``rows`` prompts that fill a bucket of ``tokens``."""
+    mixed = _half(tokens, 8224)
+    weight = _half(_CHANNELS, 4)
+    rate, bias = -torch.ones(_HEADS, device=CUDA), torch.zeros(_HEADS, device=CUDA)
+    cu_seqlens = (torch.arange(rows + 1, device=CUDA) * (tokens // rows)).to(torch.int32)
+    slots = torch.arange(1, rows + 1, dtype=torch.int32, device=CUDA)
+    fresh = torch.ones(rows, dtype=torch.bool, device=CUDA)
+    conv, state = _half(rows + 1, 3, _CHANNELS), torch.zeros(rows + 1, _HEADS, _DIM, _DIM, device=CUDA)
+
+    def convolve() -> torch.Tensor:
+        return causal_conv_prefill(mixed[:, :_CHANNELS], weight, cu_seqlens, conv, slots, fresh)
+
+    yield "conv prefill", microseconds(lambda i: convolve(), 10)
+    query, key, value = (x.view(tokens, _HEADS, _DIM) for x in convolve().split(2048, dim=1))
+    gates = mixed[:, 8192:8208], mixed[:, 8208:]
+    yield "gates", microseconds(lambda i: gated_delta_gates(*gates, rate, bias), 10)
+    g, beta = gated_delta_gates(*gates, rate, bias)
+    kept = gated_delta_chunk.SOLVE_WARPS, gated_delta_chunk.CARRY_COLUMNS, gated_delta_chunk.CARRY_WARPS
+    for solve, columns, warps in ((4, 32, 4), (8, 32, 4), (4, 32, 8), (4, 64, 4), (4, 64, 8)):
+        gated_delta_chunk.SOLVE_WARPS, gated_delta_chunk.CARRY_COLUMNS, gated_delta_chunk.CARRY_WARPS = (
+            solve,
+            columns,
+            warps,
+        )
+        yield (
+            f"delta prefill, solve {solve} warps, carry {columns} columns {warps} warps",
+            microseconds(
+                lambda i: gated_delta_prefill(query, key, value, g, beta, cu_seqlens, tokens, state, slots, fresh),
+                10,
+            ),
+        )
+    gated_delta_chunk.SOLVE_WARPS, gated_delta_chunk.CARRY_COLUMNS, gated_delta_chunk.CARRY_WARPS = kept
+
+
+def all_timings() -> Iterator[tuple[str, float]]:
+    """Every timing as ``(what, µs)``."""
+    for rows in (16, 128):
+        for part in (decode, delta_decode):
+            for name, value in part(rows):
+                yield f"{rows:4} rows  {name}", value
+            torch.cuda.empty_cache()
+    for rows, tokens in ((1, 128), (4, 512), (16, 2048), (1, 2048)):
+        for name, value in delta_prefill(rows, tokens):
+            yield f"{rows:4} x {tokens // rows:4}  {name}", value
