@@ -63,6 +63,8 @@ pub struct Worker {
     sequence: u64,
     /// ABORT and DRAIN that found no room; small, at most one a request.
     outbox: VecDeque<Vec<u8>>,
+    /// It had no room a moment ago: not worth encoding another request for.
+    full: bool,
 }
 
 impl Worker {
@@ -78,6 +80,7 @@ impl Worker {
             link: None,
             sequence: 0,
             outbox: VecDeque::new(),
+            full: false,
         }
     }
 
@@ -113,7 +116,7 @@ impl Worker {
     }
 
     pub fn has_room(&self) -> bool {
-        self.state == WorkerState::Ready && self.in_flight < self.credits
+        self.state == WorkerState::Ready && self.in_flight < self.credits && !self.full
     }
 
     pub fn hosts(&self, model: &str) -> bool {
@@ -126,7 +129,9 @@ impl Worker {
             return Err(SendError::Full);
         }
         let link = self.link.as_ref().ok_or(SendError::Gone)?;
-        link.send(&encode(body, request, self.sequence))?;
+        let sent = link.send(&encode(body, request, self.sequence));
+        self.full = sent == Err(SendError::Full);
+        sent?;
         self.sequence += 1;
         Ok(())
     }
@@ -140,12 +145,16 @@ impl Worker {
         }
     }
 
-    /// True if nothing waits any more.
+    /// Sends what waits; true if nothing does any more. A worker that was full may be asked again.
     pub fn flush(&mut self) -> bool {
+        self.full = false;
         while let (Some(envelope), Some(link)) = (self.outbox.front(), &self.link) {
             match link.send(envelope) {
                 Ok(()) => drop(self.outbox.pop_front()),
-                Err(SendError::Full) => return false,
+                Err(SendError::Full) => {
+                    self.full = true;
+                    return false;
+                }
                 Err(_) => self.outbox.clear(),
             }
         }
