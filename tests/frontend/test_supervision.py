@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -119,7 +120,10 @@ def test_a_worker_that_hangs_is_ended_and_its_stacks_are_shown(stub: Stub, tmp_p
     assert "decode" in error["message"]
     server.wait_ready()
     answers(server)
-    assert "_misbehave" in server.log(20_000), "the stack dump"
+    log = server.log(20_000)
+    assert "_misbehave" in log, "the stack dump"
+    # Symptom: "No available shared memory broadcast block" for a minute, and no cause given.
+    assert re.search(r"worker 0 \(cpu\) \(pid \d+, \d+ queued, last heartbeat [\d.]+ s ago\) hangs: decode for", log)
 
 
 def test_a_worker_that_hangs_and_ignores_sigterm_is_killed(stub: Stub, tmp_path: Path) -> None:
