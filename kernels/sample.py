@@ -15,18 +15,25 @@ _BLOCK = 4096
 
 
 def gumbel_argmax(
-    logits: torch.Tensor, temperature: torch.Tensor, seed: torch.Tensor, position: torch.Tensor
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+    threshold: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Tokens int64 ``[B]`` of ``logits`` ``[B, vocab]`` (bf16 or fp32; contiguous rows, left as they are).
 
     ``temperature`` fp32 ``[B]``, 0 = greedy (the lowest id among equals); ``seed`` int64 ``[B]``; ``position`` int64
-    ``[B]``: absolute position of the token to come. Each of them may be strided.
+    ``[B]``: absolute position of the token to come. Each of them may be strided. ``threshold`` fp32 ``[B]`` of
+    ``kernels/filter.py``: the least logit that may be drawn.
     """
     if logits.is_cuda:
-        return gumbel_argmax_triton(logits, temperature, seed, position)
+        return gumbel_argmax_triton(logits, temperature, seed, position, threshold)
     ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
     drawing = temperature > 0
     scaled = logits.float() / torch.where(drawing, temperature, 1.0)[:, None]
+    if threshold is not None:
+        scaled.masked_fill_(logits.float() < threshold[:, None], -torch.inf)
     noise = log_exponential(seed, position, ids).masked_fill_(~drawing[:, None], 0)
     return torch.argmax(scaled - noise, dim=-1)
 
@@ -37,6 +44,7 @@ def _best_of_block_kernel(
     temperature: tl.tensor,
     seed: tl.tensor,
     position: tl.tensor,
+    threshold: tl.tensor,
     best: tl.tensor,
     best_id: tl.tensor,
     vocab: tl.tensor,
@@ -46,6 +54,7 @@ def _best_of_block_kernel(
     position_stride: tl.tensor,
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
+    FILTER: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
@@ -56,6 +65,8 @@ def _best_of_block_kernel(
     if heat > 0:
         low, high = draw_key(tl.load(seed + row * seed_stride), tl.load(position + row * position_stride))
         noise = draw_log_exponential(draw_uniform(low, high, ids))
+        if FILTER:
+            inside = inside & (value >= tl.load(threshold + row))
         value = tl.where(inside, value / heat - noise, float("-inf"))
     top, at = tl.max(value, 0, return_indices=True)
     tl.store(best + row * BLOCKS + block, top)
@@ -78,7 +89,11 @@ def _best_of_row_kernel(
 
 
 def gumbel_argmax_triton(
-    logits: torch.Tensor, temperature: torch.Tensor, seed: torch.Tensor, position: torch.Tensor
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+    threshold: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """:func:`gumbel_argmax` for the GPU."""
     rows, vocab = logits.shape
@@ -91,6 +106,7 @@ def gumbel_argmax_triton(
         temperature,
         seed,
         position,
+        temperature if threshold is None else threshold,
         best,
         best_id,
         vocab,
@@ -100,6 +116,7 @@ def gumbel_argmax_triton(
         position.stride(0),
         BLOCKS=blocks,
         BLOCK=_BLOCK,
+        FILTER=threshold is not None,
         num_warps=4,
     )
     _best_of_row_kernel[(rows,)](best, best_id, tokens, vocab, BLOCKS=blocks, W=power_of_two(blocks), num_warps=1)

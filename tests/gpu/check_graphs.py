@@ -107,7 +107,7 @@ def test_one_captured_prefill_serves_any_rows_of_its_bucket() -> None:
         "conv": torch.randn(slots_total, 3, channels, generator=g).to(torch.bfloat16),
         "state": torch.randn(slots_total, heads, dim, dim, generator=g) * 0.2,
     }
-    device = {name: value.to(CUDA) for name, value in host.items()}
+    device = {name: value.to(CUDA, copy=True) for name, value in host.items()}
     constants = [x.to(CUDA) for x in (weight, rate, bias)]
     out: list[torch.Tensor] = []
 

@@ -9,6 +9,7 @@ from denizen.kernels import gated_delta_chunk, gated_delta_decode
 from denizen.kernels.attention_inputs import attention_inputs, rope_table
 from denizen.kernels.conv import causal_conv_prefill
 from denizen.kernels.decode_step import DecodeInputs, advance_rows, decode_inputs
+from denizen.kernels.filter import filter_threshold
 from denizen.kernels.gate import sigmoid_gate, silu_mul
 from denizen.kernels.gated_delta import gated_delta_prefill
 from denizen.kernels.gated_delta_decode import gated_delta_decode_triton
@@ -72,6 +73,10 @@ def decode(rows: int) -> Iterator[tuple[str, float]]:
     seed = torch.arange(rows, device=CUDA)
     cold, warm = torch.zeros(rows, device=CUDA), torch.full((rows,), 0.8, device=CUDA)
     yield "greedy", microseconds(lambda i: gumbel_argmax(logits[i], cold, seed, seed), copies)
+    top_k, top_p, none = torch.full_like(slots, 20), torch.full_like(warm, 0.95), torch.zeros_like(warm)
+    open_ = torch.ones_like(warm)
+    yield "threshold, top-k 20", microseconds(lambda i: filter_threshold(logits[i], warm, top_k, open_, none), copies)
+    yield "threshold, top-p", microseconds(lambda i: filter_threshold(logits[i], warm, top_k * 0, top_p, none), copies)
     yield "gumbel", microseconds(lambda i: gumbel_argmax(logits[i], warm, seed, seed), copies)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from denizen.kernels.draw import _keys, _lowbias32_, draw_key, draw_log_exponential, draw_uniform, log_exponential
+from denizen.kernels.filter import filter_threshold, filter_threshold_triton
 from denizen.kernels.jit import jit, tl
 from denizen.kernels.sample import gumbel_argmax, gumbel_argmax_triton
 from kernel_support import DEVICE, close, generator, on_device, poisoned, same, strided
@@ -95,6 +96,43 @@ def test_draws_follow_the_distribution() -> None:
     seen = torch.bincount(got.cpu(), minlength=vocab).double() / rows
     expected = torch.softmax(base.to(torch.bfloat16).double() / 0.8, 0)
     assert float((seen - expected).abs().sum() / 2) < (0.03 if rows > 400 else 0.1)
+
+
+def test_thresholds_and_filtered_tokens_equal_the_reference() -> None:
+    g = generator(3)
+    settings = [  # temperature, top-k, top-p, min-p
+        (0.0, 5, 0.5, 0.1),
+        (1.0, 0, 1.0, 0.0),
+        (0.7, 20, 1.0, 0.0),
+        (1.0, 1, 1.0, 0.0),
+        (1.3, 0, 0.9, 0.0),
+        (0.8, 50, 0.6, 0.0),
+        (1.0, 0, 1.0, 0.05),
+        (2.0, 300, 0.95, 0.02),
+        (1.0, 100000, 0.999, 0.0),
+        (1.0, 0, 1e-6, 0.0),
+    ]
+    block = torch.tensor(settings)
+    top_k = torch.stack((block[:, 1], block[:, 1]), dim=1).to(torch.int32)
+    rows = len(settings)
+    seed, position = torch.arange(rows), torch.arange(rows) * 7
+    for dtype in (torch.float32, torch.bfloat16):
+        for vocab in (50, 9001):
+            logits = (torch.randn(rows, vocab, generator=g) * 3).to(dtype)
+            want = filter_threshold(logits, block[:, 0], top_k[:, 0], block[:, 2], block[:, 3])
+            mine, wide, k = on_device(logits), on_device(block), on_device(top_k)
+            got = filter_threshold_triton(mine, wide[:, 0], k[:, 0], wide[:, 2], wide[:, 3])
+            kept, expected = mine.cpu().float() >= got.cpu()[:, None], logits.float() >= want[:, None]
+            # Of a flat distribution's sums, taken in another order, a token at the edge may fall to either side.
+            apart = (kept != expected).sum(dim=1)
+            assert int(apart.max()) <= 1, f"{dtype} {vocab}: {apart.tolist()} tokens apart"
+            exact = [0, 1, 2, 3, 6, 9]
+            assert int(apart[exact].max()) == 0, f"{dtype} {vocab}: {apart.tolist()}"
+            assert kept.any(dim=1).all()
+            tokens = gumbel_argmax_triton(mine, wide[:, 0], on_device(seed), on_device(position), got).cpu()
+            same(tokens, gumbel_argmax(logits, block[:, 0], seed, position, got.cpu()), f"tokens {dtype} {vocab}")
+            drawing = block[:, 0] > 0
+            assert bool(kept.gather(1, tokens[:, None])[drawing].all()), "a token that was filtered out"
 
 
 def _full(values: list[float] | list[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:

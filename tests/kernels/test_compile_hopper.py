@@ -17,6 +17,7 @@ from denizen.kernels import (
     attention_inputs,
     conv,
     decode_step,
+    filter,
     gate,
     gated_delta_chunk,
     gated_delta_decode,
@@ -153,4 +154,7 @@ def test_gated_delta_prefill(compiled: dict[str, str]) -> None:
 @pytest.mark.parametrize("make", [_half, torch.zeros])
 def test_sampler(compiled: dict[str, str], make: Callable[..., torch.Tensor]) -> None:
     rows = 16
-    sample.gumbel_argmax_triton(make(rows, 248320), torch.zeros(rows, 4)[:, 0], _longs(rows, 4)[:, 0], _longs(rows))
+    logits, blocks = make(rows, 248320), torch.zeros(rows, 4)
+    columns = blocks[:, 0], _ints(rows, 4)[:, 0], blocks[:, 1], blocks[:, 2]
+    threshold = filter.filter_threshold_triton(logits, *columns)
+    sample.gumbel_argmax_triton(logits, blocks[:, 0], _longs(rows, 4)[:, 0], _longs(rows), threshold)
