@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from .running import Running
 
 PATH = "/v1/completions"
-LONG = {"prompt": "one two three", "max_tokens": 1900, "ignore_eos": True}
 
 
 class Streams:
     """Streams that run in threads of their own and collect their last event."""
 
-    def __init__(self, server: Running, count: int) -> None:
+    def __init__(self, server: Running, count: int, tokens: int = 1900) -> None:
         self._server = server
+        self._body = {"prompt": "one two three", "max_tokens": tokens, "ignore_eos": True}
         self._started = threading.Semaphore(0)
         self._pool = ThreadPoolExecutor(count)
         self._futures = [self._pool.submit(self._run) for _ in range(count)]
@@ -41,7 +41,7 @@ class Streams:
     def _run(self) -> dict[str, Any] | Exception:
         last: dict[str, Any] = {}
         try:
-            for number, event in enumerate(self._server.stream(PATH, LONG)):
+            for number, event in enumerate(self._server.stream(PATH, self._body)):
                 last = event
                 if number == 2:
                     self._started.release()
@@ -89,7 +89,7 @@ def test_p30_readiness_is_503_while_there_is_no_worker(server: Running) -> None:
     eventually(lambda: seen.append(server.get("/ready")) or seen[-1] == 503, "/ready says 503")
     reasons = server.http.get("/ready").json()
     assert reasons["status"] == "ready" or reasons["reasons"]
-    response = server.http.post(PATH, json={"model": "tiny", **LONG, "max_tokens": 2})
+    response = server.http.post(PATH, json={"model": "tiny", "prompt": "one two three", "max_tokens": 2})
     # Refused with a time to come back, or held until the worker is there again; never lost, never an insider's error.
     if response.status_code != 200:
         assert response.status_code == 503
@@ -136,7 +136,7 @@ def test_one_of_two_workers_dies_and_the_other_serves_on(serve: Serve, hybrid_mo
     server = serve([*CPU, "--model", f"tiny={hybrid_model}", "--workers-per-device", "2"], model="tiny")
     workers = server.workers()
     assert len(workers) == 2
-    streams = Streams(server, 8)
+    streams = Streams(server, 8, tokens=600)
     os.kill(workers[0], signal.SIGKILL)
     answers(server)
     ends = streams.ends()

@@ -22,6 +22,7 @@ from .waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from .conftest import Serve
     from .running import Running
 
 CHAT = "/v1/chat/completions"
@@ -56,6 +57,20 @@ def test_health_answers_while_long_prompts_are_tokenized(stub: Running) -> None:
     assert len(probes) > 10
     # Relative to the run itself: a probe that had queued behind the prompts would have taken most of it.
     assert percentile(sorted(probes), 99) < whole / 4
+
+
+def test_health_answers_while_a_model_loads_and_ready_says_what_it_waits_for(serve: Serve, builtin: str) -> None:
+    """Loading tokenizers and weights must not starve the probe, or an orchestrator restarts the server for ever."""
+    slow = {"DENIZEN_STUB": '{"load_ms": 2000}'}
+    server = serve([*STUB, "--model", f"stub={builtin}"], model="stub", ready=False, env=slow)
+    eventually(lambda: server.get("/health") == 200, "/health answers")
+    loading = 0
+    while server.get("/ready") != 200:
+        assert server.get("/health") == 200
+        reasons = server.http.get("/ready").json()
+        assert reasons["status"] == "ready" or reasons["reasons"]
+        loading += 1
+    assert loading > 5, "there was a time of loading to look at"
 
 
 @pytest.mark.parametrize("probe", ["/health", "/ready"])
