@@ -63,18 +63,22 @@ def advance_rows(
     lengths: torch.Tensor,
     last_token: torch.Tensor,
     output_count: torch.Tensor,
+    sampled: torch.Tensor | None = None,
 ) -> None:
     """The step is over: its rows' lengths, last tokens and output counts move, once; the null row stays as it is.
 
     ``slots``, ``step_lengths`` int32 ``[B]``; ``tokens`` int64 ``[B]``, just sampled; the last three are columns of the
-    tables, int32 ``[rows]``, strided.
+    tables, int32 ``[rows]``, strided. ``sampled`` bool ``[B]``: of the other rows only the length moves (a prompt that
+    is not at its end); None = all sampled.
     """
     if slots.is_cuda:
-        advance_rows_triton(slots, tokens, step_lengths, lengths, last_token, output_count)
+        advance_rows_triton(slots, tokens, step_lengths, lengths, last_token, output_count, sampled)
         return
     live = slots != NULL_ROW
+    lengths[slots[live].long()] = step_lengths[live]
+    if sampled is not None:
+        live = live & sampled
     rows = slots[live].long()
-    lengths[rows] = step_lengths[live]
     last_token[rows] = tokens[live].to(torch.int32)
     output_count[rows] += 1
 
@@ -151,18 +155,22 @@ def _advance_rows_kernel(
     lengths: tl.tensor,
     last_token: tl.tensor,
     output_count: tl.tensor,
+    sampled: tl.tensor,
     rows: tl.tensor,
     length_stride: tl.tensor,
     token_stride: tl.tensor,
     count_stride: tl.tensor,
     null_row: tl.tensor,
     ROWS: tl.constexpr,
+    SOME: tl.constexpr,
 ) -> None:
     lane = tl.arange(0, ROWS)
     inside = lane < rows
     slot = tl.load(slots + lane, mask=inside, other=null_row).to(tl.int64)
     live = inside & (slot != null_row)
     tl.store(lengths + slot * length_stride, tl.load(step_lengths + lane, mask=live, other=0), mask=live)
+    if SOME:
+        live = live & (tl.load(sampled + lane, mask=inside, other=0) != 0)
     tl.store(last_token + slot * token_stride, tl.load(tokens + lane, mask=live, other=0).to(tl.int32), mask=live)
     count = tl.load(output_count + slot * count_stride, mask=live, other=0)
     tl.store(output_count + slot * count_stride, count + 1, mask=live)
@@ -175,6 +183,7 @@ def advance_rows_triton(
     lengths: torch.Tensor,
     last_token: torch.Tensor,
     output_count: torch.Tensor,
+    sampled: torch.Tensor | None = None,
 ) -> None:
     """:func:`advance_rows` in one kernel of one program; ``B`` at most 1,024."""
     rows = slots.shape[0]
@@ -185,11 +194,13 @@ def advance_rows_triton(
         lengths,
         last_token,
         output_count,
+        slots if sampled is None else sampled,
         rows,
         lengths.stride(0),
         last_token.stride(0),
         output_count.stride(0),
         NULL_ROW,
         ROWS=power_of_two(rows),
+        SOME=sampled is not None,
         num_warps=4,
     )

@@ -67,7 +67,7 @@ def _best_of_block_kernel(
         noise = draw_log_exponential(draw_uniform(low, high, ids))
         if FILTER:
             inside = inside & (value >= tl.load(threshold + row))
-        value = tl.where(inside, value / heat - noise, float("-inf"))
+        value = tl.where(inside, value * (1 / heat) - noise, float("-inf"))
     top, at = tl.max(value, 0, return_indices=True)
     tl.store(best + row * BLOCKS + block, top)
     tl.store(best_id + row * BLOCKS + block, block * BLOCK + at)

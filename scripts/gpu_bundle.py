@@ -90,10 +90,10 @@ def main() -> int:
     parser.add_argument(
         "--modules",
         nargs="*",
-        default=["tc:256"],
+        default=["tc:256", "cc:64"],
         metavar="KIND:DIM",
         help="modules to compile: tc = tensor cores (prefill and decode), cc = CUDA cores (decode), and a head "
-        "dimension (default: tc:256, Qwen3.5); none = wheels only",
+        "dimension (default: tc:256 for Qwen3.5, cc:64 for Whisper); none = wheels only",
     )
     options = parser.parse_args()
     for module in options.modules:

@@ -38,7 +38,7 @@ def _decode(
     reference_conv, reference_state = conv_state.clone(), state.clone()
     my_conv, my_state = on_device(conv_state), on_device(state)
     what = f"split={split} {key_heads}/{value_heads}x{dim} {dtype} state {state_dtype}"
-    for step in range(3):
+    for step in range(2):
         projected = torch.randn(rows, channels + values + 2 * value_heads, generator=g).to(dtype)
         projected[~live] = float("nan")
         parts = (channels, values, value_heads, value_heads)

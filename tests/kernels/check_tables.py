@@ -13,6 +13,7 @@ from denizen.kernels.decode_step import (
     decode_inputs_triton,
 )
 from denizen.kernels.page_gather import page_gather, page_gather_triton
+from denizen.kernels.prefill_step import PrefillInputs, prefill_inputs, prefill_inputs_triton
 from denizen.kernels.row_writes import apply_row_writes, apply_row_writes_triton
 from kernel_support import DEVICE, generator, on_device, same, strided
 
@@ -103,8 +104,32 @@ def test_decode_inputs_and_advance_equal_the_reference() -> None:
             enter, leave = (decode_inputs, advance_rows) if not results else (decode_inputs_triton, advance_rows_triton)
             enter(slots.to(device), columns[1], columns[0], columns[3], PAGE, SINK, out)
             leave(slots.to(device), tokens.to(device), out.lengths, columns[0], columns[1], columns[2])
+            some = (torch.arange(batch) % 3 == 1).to(device)
+            leave(slots.to(device), tokens.to(device) + 1, out.lengths + 5, columns[0], columns[1], columns[2], some)
             results.append((table, out))
         for name in ("tokens", "positions", "lengths", "write_at"):
             same(getattr(results[1][1], name), getattr(results[0][1], name), f"{name} of {batch} rows")
         same(results[1][0], results[0][0], f"tables after {batch} rows")
         same(results[1][0][0], words[0], "the null row")
+
+
+def test_prefill_inputs_equal_the_reference() -> None:
+    g = generator(6)
+    rows, max_pages = 20, 90
+    words = torch.randint(1, 1000, (rows, 4 + max_pages), generator=g, dtype=torch.int32)
+    words[:, 0] = torch.randint(0, 40, (rows,), generator=g)
+    words[0] = -55  # the null row is not read
+    for counts, batch, bucket in (([1], 1, 1), ([130, 1, PAGE, 70], 4, 256), ([5, 3], 6, 16), ([40] * 5, 8, 200)):
+        slots = torch.zeros(batch, dtype=torch.int32)
+        slots[: len(counts)] = (torch.randperm(rows - 1, generator=g)[: len(counts)] + 1).to(torch.int32)
+        cu_seqlens = torch.tensor([0, *counts, *[0] * (batch - len(counts))]).cumsum(0).to(torch.int32)
+        results = []
+        for device, fill in ((torch.device("cpu"), prefill_inputs), (DEVICE, prefill_inputs_triton)):
+            table = words.clone().to(device)
+            out = PrefillInputs.allocate(batch, bucket, device)
+            for field in dataclasses.astuple(out):
+                field.fill_(-77)
+            fill(slots.to(device), cu_seqlens.to(device), table[:, 0], table[:, 4:], PAGE, SINK, out)
+            results.append(out)
+        for name in ("positions", "write_at", "lengths", "last"):
+            same(getattr(results[1], name), getattr(results[0], name), f"{name} of {counts} in {batch} x {bucket}")

@@ -23,6 +23,7 @@ from denizen.kernels import (
     gated_delta_decode,
     norm,
     page_gather,
+    prefill_step,
     row_writes,
     sample,
 )
@@ -103,6 +104,8 @@ def test_tables(compiled: dict[str, str]) -> None:
     row_writes.apply_row_writes_triton(_ints(100000), _ints(256, 2), _ints(5000))
     out = decode_step.DecodeInputs.allocate(rows, torch.device("cpu"))
     decode_step.decode_inputs_triton(_ints(rows), table[:, 1], table[:, 0], table[:, 4:], 16, 0, out)
+    prompt = prefill_step.PrefillInputs.allocate(16, 2048, torch.device("cpu"))
+    prefill_step.prefill_inputs_triton(_ints(16), _ints(17), table[:, 0], table[:, 4:], 16, 0, prompt)
     decode_step.advance_rows_triton(_ints(rows), _longs(rows), out.lengths, table[:, 0], table[:, 1], table[:, 2])
 
 
