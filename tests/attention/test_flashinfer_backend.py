@@ -144,7 +144,7 @@ class _Planner:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
-        self.info = [1, 2, 3]
+        self.info = [140, 3, 2304, 16, 0, 560, 1120, 2320, 1680, 1700, 0, 0, 2400, 1, 1]
 
     def plan(self, *arguments: Any) -> list[int]:
         self.calls.append(arguments)
@@ -232,10 +232,30 @@ def test_a_changed_plan_is_refused(pool: backend.FlashInferAttention) -> None:
     step.plan(counts)
     step.freeze()
     step.plan(counts)
-    step._wrapper._cached_module.info = [1, 2, 4]
-    with pytest.raises(backend.PlanChangedError, match=r"\[1, 2, 4\].*\[1, 2, 3\]"):
+    before = list(step._wrapper._plan_info)
+    step._wrapper._cached_module.info[0] = 141
+    with pytest.raises(backend.PlanChangedError, match=r"gave \[141, .* where \[140, "):
         step.plan(counts)
-    assert step._wrapper._plan_info == [1, 2, 3]  # the refused plan did not become the wrapper's
+    assert step._wrapper._plan_info == before  # the refused plan did not become the wrapper's
+
+
+def test_a_step_can_plan_for_itself(pool: backend.FlashInferAttention) -> None:
+    workspace = _workspace()
+    step = pool.decode_step(3, workspace)
+    assert step.mode(written=True, on_device=True) is PlanMode.HOST_PLAN_FREE
+    assert step.mode(written=False, on_device=True) is PlanMode.FULL
+    planner = step._wrapper._cached_module
+    planner.calls.clear()
+    step.pages.indptr.copy_(torch.tensor([0, 100, 101, 140]))
+    step.record_plan()
+    assert not planner.calls
+    words = workspace.ints.view(torch.int32)
+    assert words[1700 // 4] == 32 * PAGE  # least chunk: 128 positions
+    assert words[:7].tolist() == [0, 0, 0, 0, 1, 2, 2]  # rows of the blocks: 100, 1 and 39 pages
+    assert words[1680 // 4 : 1680 // 4 + 4].tolist() == [0, 4, 5, 7]
+    pool.abi = None
+    with pytest.raises(ValueError, match="pages come from the host"):
+        pool.decode_step(3, workspace).record_plan()
 
 
 def test_slots_share_one_workspace_between_buckets(pool: backend.FlashInferAttention) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from denizen.kernels.page_gather import page_gather
-from denizen.worker.attention.flashinfer import FlashInferAttention, SlotWorkspace
+from denizen.worker.attention.flashinfer import FlashInferAttention, FlashInferStep, SlotWorkspace
 from denizen.worker.models.base import KvPoolSpec
 from gpu_support import CUDA, capture, dense_attention
-from kernel_support import close, generator
+from kernel_support import close, generator, same
 
 PAGE, PAGES, SINK = 16, 3000, 0
 QWEN = KvPoolSpec("kv", layers=2, kv_heads=2, head_dim=256), 8
@@ -30,7 +30,7 @@ def _row_pages(lengths: list[int], seed: int) -> list[torch.Tensor]:
     return list(torch.split(free[: sum(counts)], counts))
 
 
-def _decode(spec: KvPoolSpec, heads: int, bucket: int) -> None:
+def _decode(spec: KvPoolSpec, heads: int, bucket: int, on_device: bool = False) -> None:
     pool, workspace = _pool(spec, heads)
     step = pool.decode_step(bucket, workspace)
     table = torch.zeros(bucket + 1, 256, dtype=torch.int32, device=CUDA)
@@ -42,6 +42,8 @@ def _decode(spec: KvPoolSpec, heads: int, bucket: int) -> None:
         pages = step.pages
         if step.lengths_only:
             page_gather(slots, table, lengths, PAGE, SINK, pages.indptr, pages.indices, pages.last_page_len)
+        if on_device:
+            step.record_plan()
         return step.attend(1, query)
 
     held: list[torch.Tensor] = []
@@ -71,7 +73,10 @@ def _decode(spec: KvPoolSpec, heads: int, bucket: int) -> None:
             step.pages.indices[: len(flat)] = flat.to(CUDA)
             last = [(length - 1) % PAGE + 1 for length in chosen] + [1] * (bucket - live)
             step.pages.last_page_len.copy_(torch.tensor(last, dtype=torch.int32))
-        step.plan(indptr)
+        if on_device:
+            workspace.ints.fill_(0xFF)  # whatever the host planned before is gone
+        else:
+            step.plan(indptr)
         held[-1].fill_(float("nan"))
         graph.replay()
         want = torch.cat(
@@ -88,6 +93,54 @@ def _decode(spec: KvPoolSpec, heads: int, bucket: int) -> None:
 def test_decode_of_qwen() -> None:
     for bucket in (1, 2, 16, 128):
         _decode(*QWEN, bucket)
+
+
+def test_decode_that_plans_for_itself() -> None:
+    for bucket in (1, 16, 128):
+        _decode(*QWEN, bucket, on_device=True)
+
+
+def _arrays(step: FlashInferStep, workspace: torch.Tensor, queries: int) -> list[torch.Tensor]:
+    """The parts of a plan that mean something: of the entries, those in use."""
+    layout = step.layout()
+    valid = workspace[layout.valid : layout.valid + layout.blocks]
+    used = int(valid.sum())
+
+    def words(offset: int, count: int) -> torch.Tensor:
+        return workspace[offset : offset + 4 * count].view(torch.int32).clone()
+
+    return [
+        valid.clone(),
+        *(words(offset, used) for offset in (layout.request, layout.query_tile, layout.chunk)),
+        words(layout.merge_indptr, queries + 1),
+        words(layout.out_indptr, step.shape.rows + 1),
+        words(layout.chunk_size, 1),
+        words(layout.total_rows, 1),
+    ]
+
+
+def test_the_device_planner_writes_what_the_host_planner_writes() -> None:
+    pool, workspace = _pool(*QWEN)
+    for rows, tokens in ((1, 1), (16, 16), (128, 128), (4, 256), (16, 2048)):
+        step = pool.decode_step(rows, workspace) if rows == tokens else pool.prefill_step(rows, tokens, workspace)
+        for seed in range(8):
+            g = generator(rows + seed)
+            counts = [1] * rows
+            if rows != tokens:
+                counts = [int(torch.randint(0, tokens // rows + 1, (1,), generator=g)) for _ in range(rows)]
+            pages = torch.randint(1, (3, 40, 400)[seed % 3], (rows,), generator=g)
+            starts = torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
+            indptr = torch.tensor([0, *pages.tolist()]).cumsum(0).to(torch.int32)
+            step.plan(indptr, None if rows == tokens else starts)
+            torch.cuda.synchronize()
+            want = _arrays(step, workspace.ints, sum(counts))
+            workspace.ints.fill_(0xFF)
+            step.qo_indptr.copy_(starts)
+            step.pages.indptr.copy_(indptr)
+            step.record_plan()
+            got = _arrays(step, workspace.ints, sum(counts))
+            for number, (mine, theirs) in enumerate(zip(got, want, strict=True)):
+                same(mine, theirs, f"array {number} of {rows} x {tokens}, seed {seed}")
 
 
 def test_decode_of_grouped_heads() -> None:

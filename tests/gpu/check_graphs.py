@@ -51,7 +51,7 @@ def test_a_resident_decode_step_needs_nothing_but_a_plan() -> None:
         arrays = step.pages
         page_gather(slots, pages, inputs.lengths, PAGE, SINK, arrays.indptr, arrays.indices, arrays.last_page_len)
         projected = embedding.index_select(0, inputs.tokens)
-        keys, values = step.layer(0)
+        keys, values = step.cache(0)
         query = attention_inputs(
             projected, HEADS, KV_HEADS, True, *weights, 1e-6, angles, inputs.positions, inputs.write_at, keys, values
         )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 from denizen.kernels import (
     attention_inputs,
+    attention_plan,
     conv,
     decode_step,
     filter,
@@ -34,6 +35,7 @@ _POINTERS = {
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.bool: "*i1",
+    torch.uint8: "*u8",
 }
 
 
@@ -107,6 +109,12 @@ def test_tables(compiled: dict[str, str]) -> None:
     prompt = prefill_step.PrefillInputs.allocate(16, 2048, torch.device("cpu"))
     prefill_step.prefill_inputs_triton(_ints(16), _ints(17), table[:, 0], table[:, 4:], 16, 0, prompt)
     decode_step.advance_rows_triton(_ints(rows), _longs(rows), out.lengths, table[:, 0], table[:, 1], table[:, 2])
+
+
+def test_attention_plan(compiled: dict[str, str]) -> None:
+    info = [255, 128, 6240, 16, 0, 1024, 2048, 6256, 3072, 3588, 0, 0, 6784, 1, 1]
+    layout = attention_plan.PlanLayout.of(info, 4, 16, 2, 132)
+    attention_plan.attention_plan_triton(_ints(129), _ints(129), layout, torch.zeros(1 << 16, dtype=torch.uint8))
 
 
 def test_layers(compiled: dict[str, str]) -> None:

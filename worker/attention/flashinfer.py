@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
+from denizen.kernels.attention_plan import PlanLayout, attention_plan
 from denizen.worker.attention.planner_abi import (
     PlannerAbi,
     PlanShape,
@@ -100,6 +101,8 @@ class FlashInferAttention:
         self.device = device
         self.dtype = dtype
         self.abi = PlannerAbi.installed()
+        on_gpu = device.type == "cuda"
+        self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 132
         #: each ``[layers, pages, page_size, kv_heads, head_dim]``
         self.keys, self.values = allocate_kv(spec, pages, page_size, device, dtype)
 
@@ -113,8 +116,7 @@ class FlashInferAttention:
 
     def float_workspace(self, rows: int, tokens: int) -> torch.Tensor:
         """Memory for partial results that suffices for steps up to this size."""
-        multiprocessors = torch.cuda.get_device_properties(self.device).multi_processor_count
-        size = float_workspace_bytes(self._shape(rows, tokens, causal=True), multiprocessors)
+        size = float_workspace_bytes(self._shape(rows, tokens, causal=True), self.multiprocessors)
         return torch.empty(size, dtype=torch.uint8, device=self.device)
 
     def _shape(self, rows: int, tokens: int, causal: bool) -> PlanShape:
@@ -152,9 +154,30 @@ class FlashInferStep:
     def lengths_only(self) -> bool:
         return self._lengths_only
 
-    def mode(self, written: bool, resident: bool = True) -> PlanMode:
-        """The plan mode of this step. A pool that the walk only reads keeps its full host plan."""
-        return PlanMode.LENGTHS_ONLY if self._lengths_only and written and resident else PlanMode.FULL
+    def mode(self, written: bool, resident: bool = True, on_device: bool = False) -> PlanMode:
+        """The plan mode of this step. A pool that the walk only reads keeps its full host plan.
+
+        ``on_device``: the graph plans for itself (:meth:`record_plan`), so that nothing is left to the host.
+        """
+        if not (self._lengths_only and written and resident):
+            return PlanMode.FULL
+        return PlanMode.HOST_PLAN_FREE if on_device else PlanMode.LENGTHS_ONLY
+
+    def record_plan(self) -> None:
+        """Plans inside the graph: call after ``page_gather`` and before the first layer, instead of :meth:`plan`.
+
+        The workspace is written in the order of the stream then, and the host never touches it.
+        """
+        if not self._lengths_only:
+            raise ValueError("this step's pages come from the host, which plans for them too")
+        attention_plan(self.qo_indptr, self.pages.indptr, self.layout(), self._workspace.ints)
+
+    def layout(self) -> PlanLayout:
+        """Where the plan's arrays lie; the same for every plan of this step."""
+        shape = self.shape
+        group = shape.heads // shape.kv_heads
+        info = self._wrapper._plan_info
+        return PlanLayout.of(info, group, shape.page_size, shape.kv_heads, self._pool.multiprocessors)
 
     def plan(self, kv_indptr: torch.Tensor, qo_indptr: torch.Tensor | None = None) -> None:
         """Plans the next replay.
@@ -198,10 +221,10 @@ class FlashInferStep:
         Prefill is causal: a row's queries are the last of its context. Decode sees the row's whole context.
         """
         out = torch.empty_like(query)
-        self._wrapper.run(query, self.layer(layer), out=out)
+        self._wrapper.run(query, self.cache(layer), out=out)
         return out
 
-    def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of one layer, each ``[pages, page_size, kv_heads, head_dim]``."""
         return self._pool.keys[layer], self._pool.values[layer]
 
