@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 
 from denizen.bench import arena, cpu_text, frontend, text
@@ -13,6 +14,9 @@ _COMMANDS = (text, cpu_text, frontend, arena)
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one sub-command. Exit status: 0 valid result, 1 invalid result, 2 the run could not be made."""
+    if argv is None:
+        # The whole process is ours: SIGTERM ends it as Ctrl-C does, so that the servers that it started are stopped.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     parser = argparse.ArgumentParser(
         prog="denizen-bench", description="Measures Denizen, and any OpenAI-compatible server beside it."
     )
