@@ -21,7 +21,7 @@ NULL_SLOT = 0
 #: kernel alone reaches 3.7 TB/s).
 SPLIT_ROWS = 64
 #: Launch shapes: warps of the fused kernel; columns of a head's state and warps of the split delta kernel.
-FUSED_WARPS = 8
+FUSED_WARPS = 4
 DELTA_COLUMNS, DELTA_WARPS = 32, 4
 
 
@@ -153,12 +153,16 @@ def _fused_kernel(
     else:
         taps = conv_state + slot * (K - 1) * C
         source = mixed + row64 * mixed_stride
+        # The state is on its way while the convolution works: stores below would hold the load back.
+        own = state + (slot * KEY_HEADS + head) * GROUP * DK * DV + in_key[:, None] * DV + in_value[None, :]
+        held = tl.load(own).to(tl.float32)
         query = _convolve(source, conv_weight, taps, head * DK + in_key, C, K)
         key = _convolve(source, conv_weight, taps, (KEY_HEADS + head) * DK + in_key, C, K)
         for member in tl.static_range(GROUP):
             value_head = head * GROUP + member
-            tile = state + (slot * KEY_HEADS * GROUP + value_head) * DK * DV + in_key[:, None] * DV + in_value[None, :]
-            held = tl.load(tile).to(tl.float32)
+            tile = own + member * DK * DV
+            if member > 0:
+                held = tl.load(tile).to(tl.float32)
             channel = 2 * KEY_HEADS * DK + value_head * DV + in_value
             value = _convolve(source, conv_weight, taps, channel, C, K)
             log_decay, beta = gate_values(
