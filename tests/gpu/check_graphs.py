@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from denizen.kernels.attention_inputs import attention_inputs, rope_table
 from denizen.kernels.conv import causal_conv_prefill
@@ -9,6 +11,7 @@ from denizen.kernels.decode_step import DecodeInputs, advance_rows, decode_input
 from denizen.kernels.gate import sigmoid_gate
 from denizen.kernels.gated_delta import gated_delta_prefill
 from denizen.kernels.gated_delta_gates import gated_delta_gates
+from denizen.kernels.mailbox import allocate_mailbox, publish
 from denizen.kernels.page_gather import page_gather
 from denizen.kernels.sample import gumbel_argmax
 from denizen.worker.attention.flashinfer import FlashInferAttention, SlotWorkspace
@@ -145,3 +148,33 @@ def test_one_captured_prefill_serves_any_rows_of_its_bucket() -> None:
         close(out[-1][:total], want, 2e-2, f"outputs, seed {seed}")
         for name in ("conv", "state"):
             close(device[name][1:], host[name][1:], 2e-2, f"{name}, seed {seed}")
+
+
+def test_the_host_polls_what_a_graph_publishes() -> None:
+    """Two slots in turn, as in overlap: the tokens belong to the step whose count the host saw, 2,000 times."""
+    rows, replays = 128, 2000
+    tokens = torch.zeros(rows, dtype=torch.int64, device=CUDA)
+    boxes = [allocate_mailbox(rows, CUDA) for _ in range(2)]
+    counts = [torch.zeros(1, dtype=torch.int32, device=CUDA) for _ in range(2)]
+
+    def walk(slot: int) -> None:
+        tokens.add_(1)
+        publish(tokens, counts[slot], boxes[slot])
+
+    graphs = [capture(lambda slot=slot: walk(slot)) for slot in range(2)]
+    tokens.zero_()
+    for count in counts:
+        count.zero_()
+    for box in boxes:
+        box.zero_()
+    torch.cuda.synchronize()
+    views = [box.numpy() for box in boxes]
+    graphs[0].replay()
+    for number in range(1, replays + 1):
+        slot = (number - 1) % 2
+        if number < replays:
+            graphs[1 - slot].replay()  # the next step is queued before this one is read
+        deadline = time.monotonic() + 10
+        while views[slot][0] != (number + 1) // 2:
+            assert time.monotonic() < deadline, f"step {number} did not arrive"
+        assert (views[slot][1:] == number).all(), f"tokens of step {number}: {views[slot][1:5]}"

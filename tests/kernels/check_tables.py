@@ -12,6 +12,7 @@ from denizen.kernels.decode_step import (
     decode_inputs,
     decode_inputs_triton,
 )
+from denizen.kernels.mailbox import allocate_mailbox, publish, publish_triton
 from denizen.kernels.page_gather import page_gather, page_gather_triton
 from denizen.kernels.prefill_step import PrefillInputs, prefill_inputs, prefill_inputs_triton
 from denizen.kernels.row_writes import apply_row_writes, apply_row_writes_triton
@@ -133,3 +134,18 @@ def test_prefill_inputs_equal_the_reference() -> None:
             results.append(out)
         for name in ("positions", "write_at", "lengths", "last"):
             same(getattr(results[1], name), getattr(results[0], name), f"{name} of {counts} in {batch} x {bucket}")
+
+
+def test_a_mailbox_receives_each_step() -> None:
+    g = generator(7)
+    boxes = [allocate_mailbox(40, DEVICE) for _ in range(2)]
+    steps = [torch.tensor([5], dtype=torch.int32, device=device) for device in ("cpu", DEVICE)]
+    for number, rows in enumerate((40, 1, 17)):
+        tokens = torch.randint(0, 1 << 18, (rows,), generator=g)
+        publish(tokens, steps[0], boxes[0])
+        publish_triton(on_device(tokens), steps[1], boxes[1])
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()
+        assert int(boxes[1][0]) == 6 + number
+        same(boxes[1], boxes[0], f"mailbox of step {number}")
+        same(steps[1], steps[0], f"steps delivered after {number}")

@@ -22,6 +22,7 @@ from denizen.kernels import (
     gate,
     gated_delta_chunk,
     gated_delta_decode,
+    mailbox,
     norm,
     page_gather,
     prefill_step,
@@ -106,6 +107,7 @@ def test_tables(compiled: dict[str, str]) -> None:
     row_writes.apply_row_writes_triton(_ints(100000), _ints(256, 2), _ints(5000))
     out = decode_step.DecodeInputs.allocate(rows, torch.device("cpu"))
     decode_step.decode_inputs_triton(_ints(rows), table[:, 1], table[:, 0], table[:, 4:], 16, 0, out)
+    mailbox.publish_triton(_longs(rows), _ints(1), _ints(1 + rows))
     prompt = prefill_step.PrefillInputs.allocate(16, 2048, torch.device("cpu"))
     prefill_step.prefill_inputs_triton(_ints(16), _ints(17), table[:, 0], table[:, 4:], 16, 0, prompt)
     decode_step.advance_rows_triton(_ints(rows), _longs(rows), out.lengths, table[:, 0], table[:, 1], table[:, 2])
