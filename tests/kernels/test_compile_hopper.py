@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 from denizen.kernels import (
+    adjust,
     attention_inputs,
     attention_plan,
     conv,
@@ -169,5 +170,11 @@ def test_sampler(compiled: dict[str, str], make: Callable[..., torch.Tensor]) ->
     rows = 16
     logits, blocks = make(rows, 248320), torch.zeros(rows, 4)
     columns = blocks[:, 0], _ints(rows, 4)[:, 0], blocks[:, 1], blocks[:, 2]
+    column, blocks_of_rows = _ints(rows, 4)[:, 0], [blocks[:, i] for i in range(3)]
+    table = _ints(20, 248320)
+    adjust.adjust_logits_triton(
+        logits, _ints(rows), column, *blocks_of_rows, column, column, _ints(rows, 32), table, table.float()
+    )
+    adjust.count_tokens_triton(_longs(rows), _ints(rows), column, table)
     threshold = filter.filter_threshold_triton(logits, *columns)
     sample.gumbel_argmax_triton(logits, blocks[:, 0], _longs(rows, 4)[:, 0], _longs(rows), threshold)
