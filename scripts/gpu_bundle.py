@@ -65,7 +65,7 @@ if [ ! -d "$denizen_site/flashinfer" ]; then
 fi
 export PYTHONPATH=$PWD/python:$denizen_site${PYTHONPATH:+:$PYTHONPATH}
 export FLASHINFER_CUDA_ARCH_LIST=9.0a
-denizen_nvcc=$(readlink -f "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")
+denizen_nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 export CUDA_HOME=${CUDA_HOME:-$(dirname "$(dirname "$denizen_nvcc")")}
 # Modules that were not built beforehand link against names that only development packages install.
 denizen_links=$denizen_site/links
