@@ -6,7 +6,12 @@ import argparse
 import signal
 import sys
 
-from denizen.bench import arena, cpu_text, frontend, text
+try:
+    from denizen.bench import arena, cpu_text, frontend, text
+except ModuleNotFoundError as missing:  # the base install leaves out what only the harness needs
+    if missing.name not in ("aiohttp", "tqdm"):
+        raise
+    sys.exit(f"denizen-bench: {missing.name} is not installed: pip install 'denizen[bench]'")
 from denizen.bench.errors import BenchError
 
 _COMMANDS = (text, cpu_text, frontend, arena)
