@@ -14,7 +14,9 @@ const PACKAGES: [(&str, &str); 4] = [
     ("bench", "bench"),
     ("shm/python", "shm"),
 ];
-/// What ships. Anything else in those folders (results, caches) stays out.
+/// Folders that do not ship: measurements of this repository, and caches.
+const LEFT_OUT: [&str; 2] = ["results", "__pycache__"];
+/// What ships. Anything else in those folders stays out.
 const SUFFIXES: [&str; 5] = ["py", "pyi", "typed", "json", "jinja"];
 
 fn main() -> io::Result<()> {
@@ -40,7 +42,7 @@ fn copy_package(source: &Path, target: &Path) -> io::Result<()> {
         let path = entry?.path();
         let name = path.file_name().expect("an entry of a folder has a name");
         if path.is_dir() {
-            if name != "__pycache__" {
+            if !LEFT_OUT.iter().any(|left_out| name == *left_out) {
                 copy_package(&path, &target.join(name))?;
             }
         } else if path

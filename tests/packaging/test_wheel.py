@@ -47,10 +47,14 @@ def test_every_tracked_file_of_the_packages_ships(wheel: Path) -> None:
     expected = set()
     for folder, package in PACKAGES.items():
         for path in tracked:
-            if path.startswith(folder + "/") and Path(path).suffix in SUFFIXES and (ROOT / path).is_file():
+            ships = path.startswith(folder + "/") and Path(path).suffix in SUFFIXES and "/results/" not in path
+            if ships and (ROOT / path).is_file():
                 expected.add(package + path[len(folder) :])
     assert {"denizen/__init__.py", "denizen/worker/protocol.py", "denizen/bench/__main__.py"} <= expected
     assert not expected - names, f"missing from the wheel: {sorted(expected - names)}"
+    assert not [name for name in names if "/results/" in name], (
+        "measurements of this repository are no part of the product"
+    )
 
 
 def test_wheel_holds_binary_extension_and_nothing_top_level(wheel: Path) -> None:
