@@ -127,10 +127,6 @@ class Arena:
         Calling it again with the same phase renews the time of entry: do so at every step.
         """
 
-    def end_with_host(self, grace_s: float) -> None:
-        """Backstop against orphans: once the front end has gone, a native thread kills this process (SIGKILL) unless
-        it exits or closes the arena within `grace_s` seconds, even if its Python threads hang in a device call."""
-
     def stats(self) -> Stats: ...
     def close(self) -> None:
         """Stop the heartbeat, publish nothing more, and let the front end see the end of file. A blocked ``recv``

@@ -1,15 +1,10 @@
 //! Signs of life in the control words of an object: the beat says that the process is scheduled at all, the phase what
 //! its engine does, and since when.
 
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags};
-
-use crate::doorbell::poll_for;
 use crate::error::{ArenaError, Result};
 use crate::header::monotonic_ns;
 use crate::layout::header;
@@ -100,41 +95,25 @@ pub fn look(peer: &impl Memory) -> Heartbeat {
     }
 }
 
-/// A thread that beats until dropped. It can also end this process when the host has gone and nobody reacted.
+/// A thread that beats until dropped.
 pub(crate) struct Beat {
-    shared: Arc<BeatShared>,
+    stop: Arc<(Mutex<bool>, Condvar)>,
     thread: Option<JoinHandle<()>>,
 }
 
-#[derive(Default)]
-struct BeatShared {
-    stopped: Mutex<bool>,
-    changed: Condvar,
-    /// Milliseconds that this process may outlive the host's end of `socket`; 0 = as long as it likes.
-    grace_ms: AtomicU64,
-}
-
 impl Beat {
-    pub fn start(own: Arc<impl Memory + Send + Sync + 'static>, socket: OwnedFd) -> Result<Self> {
-        let shared = Arc::new(BeatShared::default());
-        let theirs = Arc::clone(&shared);
+    pub fn start(own: Arc<impl Memory + Send + Sync + 'static>) -> Result<Self> {
+        let stop = Arc::new((Mutex::new(false), Condvar::new()));
+        let theirs = Arc::clone(&stop);
         own.store(header::BEAT, monotonic_ns());
         let thread = std::thread::Builder::new()
             .name("denizen-beat".into())
             .spawn(move || {
-                let mut gone_since = None;
-                let mut guard = lock(&theirs.stopped);
+                let (stopped, changed) = &*theirs;
+                let mut guard = lock(stopped);
                 while !*guard {
                     own.store(header::BEAT, monotonic_ns());
-                    let grace = Duration::from_millis(theirs.grace_ms.load(Ordering::Relaxed));
-                    if !grace.is_zero() && hung_up(&socket) {
-                        let since = *gone_since.get_or_insert_with(Instant::now);
-                        if since.elapsed() >= grace {
-                            end_orphan(grace);
-                        }
-                    }
-                    guard = theirs
-                        .changed
+                    guard = changed
                         .wait_timeout(guard, BEAT_INTERVAL)
                         .unwrap_or_else(PoisonError::into_inner)
                         .0;
@@ -142,15 +121,9 @@ impl Beat {
             })
             .map_err(|e| ArenaError::io("cannot start the heartbeat thread", e))?;
         Ok(Beat {
-            shared,
+            stop,
             thread: Some(thread),
         })
-    }
-
-    /// Kill this process if it still runs, with the arena open, `grace` after the host has gone.
-    pub fn end_with_host(&self, grace: Duration) {
-        let milliseconds = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX).max(1);
-        self.shared.grace_ms.store(milliseconds, Ordering::Relaxed);
     }
 
     /// Leave the thread alone: in a forked child it does not exist.
@@ -163,27 +136,12 @@ fn lock(mutex: &Mutex<bool>) -> MutexGuard<'_, bool> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether the other end of `socket` is closed. Reads nothing.
-fn hung_up(socket: &OwnedFd) -> bool {
-    let mut fds = [PollFd::new(socket, PollFlags::empty())];
-    poll_for(&mut fds, Some(Duration::ZERO)).is_ok_and(|ready| ready)
-}
-
-/// Nothing in this process reacts any more, so no destructor or exit handler can be trusted to.
-fn end_orphan(grace: Duration) {
-    eprintln!(
-        "denizen: the front end has gone, and this worker (pid {}) did not stop within {:.1} s: killing it",
-        std::process::id(),
-        grace.as_secs_f64()
-    );
-    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
-}
-
 impl Drop for Beat {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
-            *lock(&self.shared.stopped) = true;
-            self.shared.changed.notify_all();
+            let (stopped, changed) = &*self.stop;
+            *lock(stopped) = true;
+            changed.notify_all();
             let _ = thread.join();
         }
     }

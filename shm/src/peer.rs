@@ -114,12 +114,7 @@ impl PeerEnd {
             socket,
         });
         endpoint.note_peer_pid();
-        let beat = endpoint
-            .socket()
-            .try_clone()
-            .map_err(|e| ArenaError::io("cannot watch the front end", e))
-            .and_then(|socket| Beat::start(Arc::clone(endpoint.own()), socket));
-        let beat = match beat {
+        let beat = match Beat::start(Arc::clone(endpoint.own())) {
             Ok(beat) => beat,
             Err(error) => return Err((error, endpoint.into_socket())),
         };
@@ -166,16 +161,6 @@ impl PeerEnd {
         self.endpoint.check_usable()?;
         set_phase(self.endpoint.own(), phase);
         Ok(())
-    }
-
-    /// Backstop against orphans: once the front end has gone, the heartbeat thread kills this process (SIGKILL) unless
-    /// it exits or closes the arena within `grace`. For a worker whose main thread may hang in a device call.
-    pub fn end_with_host(&self, grace: Duration) -> Result<()> {
-        self.endpoint.check_usable()?;
-        let beat = self.beat.lock().unwrap_or_else(PoisonError::into_inner);
-        beat.as_ref()
-            .map(|beat| beat.end_with_host(grace))
-            .ok_or(ArenaError::Closed)
     }
 
     /// The front end and how much of what was sent it has not taken.

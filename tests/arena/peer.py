@@ -6,7 +6,6 @@ import hashlib
 import multiprocessing
 import os
 import sys
-import threading
 
 from denizen._native import Arena, ArenaClosed, PeerGone
 
@@ -41,15 +40,6 @@ def silent(arena: Arena) -> None:
         arena.recv()
 
 
-def stuck(arena: Arena) -> None:
-    """Hang in a call that never returns, whatever happens to the front end."""
-    arena.end_with_host(0.2)
-    lock = threading.Lock()
-    lock.acquire()
-    arena.send(b"ready")
-    lock.acquire()
-
-
 def phases(arena: Arena) -> None:
     """Enter the phase that each message names, then confirm."""
     while True:
@@ -81,7 +71,7 @@ def fork(arena: Arena) -> None:
 
 def main() -> None:
     role, fd = sys.argv[1:]
-    roles = {function.__name__: function for function in (echo, digest, deaf, silent, stuck, phases, fork)}
+    roles = {function.__name__: function for function in (echo, digest, deaf, silent, phases, fork)}
     arena = Arena.attach(int(fd))
     try:
         roles[role](arena)

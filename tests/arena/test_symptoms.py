@@ -346,12 +346,3 @@ def test_front_end_death_leaves_an_orphan(start: Callable[..., Any]) -> None:
     pair = start("echo").attached()
     pair.host.close()
     assert pair.process.wait(PATIENCE) == HOST_GONE
-
-
-def test_hung_worker_survives_its_front_end(start: Callable[..., Any]) -> None:
-    """A worker that no longer looks at its arena is killed by its own heartbeat thread, and says so."""
-    pair = start("stuck")
-    receive(pair.host)
-    pair.host.close()
-    assert pair.process.wait(PATIENCE) == -signal.SIGKILL
-    assert b"the front end has gone" in pair.process.stderr.read()

@@ -133,6 +133,21 @@ def test_a_worker_that_hangs_and_ignores_sigterm_is_killed(stub: Stub, tmp_path:
     eventually(lambda: gone(worker), "the worker is killed")
 
 
+@pytest.mark.parametrize("state", ["hung", "stopped"])
+def test_a_worker_that_reacts_to_nothing_does_not_survive_the_front_end(stub: Stub, state: str) -> None:
+    """Symptom: an orphan on a GPU. Such a worker sees no end of file; the kernel ends it with its parent."""
+    server = stub(fault={"kind": "stubborn", "when": "prefill"}) if state == "hung" else stub()
+    [worker] = server.workers()
+    with ThreadPoolExecutor(1) as pool:
+        if state == "hung":
+            pool.submit(server.complete, "abc")
+            eventually(lambda: server.metrics()["denizen_requests_in_flight"] > 0, "the request is with the worker")
+        else:
+            os.kill(worker, signal.SIGSTOP)
+        os.kill(server.pid, signal.SIGKILL)
+    eventually(lambda: gone(worker), "the worker is killed")
+
+
 def test_a_worker_that_is_stopped_and_continued_goes_on_as_before(stub: Stub) -> None:
     """Symptom: /health stays 200 while the scheduler hangs. Here /ready tells, and says why."""
     server = stub(step_ms=5)

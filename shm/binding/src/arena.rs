@@ -1,9 +1,6 @@
 //! `Arena`: a worker's end.
 
-use std::time::Duration;
-
 use denizen_shm::{PeerEnd, Phase};
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
@@ -63,12 +60,6 @@ impl Arena {
         Phase::try_from(phase)
             .and_then(|phase| self.0.set_phase(phase))
             .map_err(raise)
-    }
-
-    fn end_with_host(&self, grace_s: f64) -> PyResult<()> {
-        let grace = Duration::try_from_secs_f64(grace_s)
-            .map_err(|e| PyValueError::new_err(format!("grace_s {grace_s}: {e}")))?;
-        self.0.end_with_host(grace).map_err(raise)
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
