@@ -17,19 +17,52 @@ from denizen.bench.stats import poisson_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from multiprocessing.sharedctypes import Synchronized
 
     from denizen.bench.schema import Record
     from denizen.bench.workload import Job
 
 
 class Clock:
-    """Monotonic seconds since it was made."""
+    """Monotonic seconds since `start`, a time of `time.perf_counter`, which all processes of a machine share."""
 
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
+    def __init__(self, start: float | None = None) -> None:
+        self._start = time.perf_counter() if start is None else start
 
     def now(self) -> float:
         return time.perf_counter() - self._start
+
+
+class Tickets:
+    """Gives out the numbers of the jobs in order, each once. Shared by load-generating processes if `counter` is."""
+
+    def __init__(self, total: int, counter: Synchronized[int] | None = None) -> None:
+        self._total = total
+        self._counter = counter
+        self._next = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while (number := self._take()) < self._total:
+            yield number
+
+    def _take(self) -> int:
+        if self._counter is None:
+            number, self._next = self._next, self._next + 1
+            return number
+        with self._counter.get_lock():
+            number = self._counter.value
+            self._counter.value = number + 1
+            return number
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of a pass that one of `processes` sends. All of them have all jobs, and clocks that start together."""
+
+    index: int
+    processes: int
+    tickets: Tickets
+    clock: Clock
 
 
 if TYPE_CHECKING:
@@ -42,12 +75,19 @@ class Arrivals(Protocol):
     @property
     def label(self) -> str: ...
 
+    @property
+    def users(self) -> int | None:
+        """How many requests are always open until the last has been sent; None if that is left to the server."""
+        ...
+
     def describe(self) -> dict[str, Any]:
         """The `load` entry of a result."""
         ...
 
-    async def run(self, jobs: Sequence[Job], send: Send, done: Callable[[Record], None]) -> float:
-        """Sends all jobs, calls `done` with each record, returns the wall seconds that it took."""
+    async def run(
+        self, jobs: Sequence[Job], send: Send, done: Callable[[Record], None], share: Share | None = None
+    ) -> float:
+        """Sends all jobs, or those that fall to `share`; calls `done` with each record, returns the seconds it took."""
         ...
 
 
@@ -61,19 +101,27 @@ class ClosedLoop:
     def label(self) -> str:
         return f"c={self.concurrency}"
 
+    @property
+    def users(self) -> int | None:
+        return self.concurrency
+
     def describe(self) -> dict[str, Any]:
         return {"mode": "closed", "concurrency": self.concurrency}
 
-    async def run(self, jobs: Sequence[Job], send: Send, done: Callable[[Record], None]) -> float:
-        clock = Clock()
-        pending: Iterator[Job] = iter(jobs)
+    async def run(
+        self, jobs: Sequence[Job], send: Send, done: Callable[[Record], None], share: Share | None = None
+    ) -> float:
+        share = share or _all_of(jobs)
+        clock = share.clock
+        users = range(min(self.concurrency, len(jobs)))[share.index :: share.processes]
 
         async def user() -> None:
-            for job in pending:
-                done(await send(job, clock.now(), clock))
+            for number in share.tickets:
+                done(await send(jobs[number], clock.now(), clock))
 
+        await asyncio.sleep(-clock.now())
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(self.concurrency, len(jobs))):
+            for _ in users:
                 group.create_task(user())
         return clock.now()
 
@@ -89,20 +137,32 @@ class OpenLoop:
     def label(self) -> str:
         return f"{self.rate:g}/s"
 
+    @property
+    def users(self) -> int | None:
+        return None
+
     def describe(self) -> dict[str, Any]:
         return {"mode": "open", "rate": self.rate}
 
-    async def run(self, jobs: Sequence[Job], send: Send, done: Callable[[Record], None]) -> float:
+    async def run(
+        self, jobs: Sequence[Job], send: Send, done: Callable[[Record], None], share: Share | None = None
+    ) -> float:
+        share = share or _all_of(jobs)
+        clock = share.clock
         offsets = poisson_offsets(self.rate, len(jobs), random.Random(self.seed))
-        clock = Clock()
+        mine = slice(share.index, None, share.processes)
 
         async def request(job: Job, scheduled: float) -> None:
             done(await send(job, scheduled, clock))
 
         async with asyncio.TaskGroup() as group:
-            for job, scheduled in zip(jobs, offsets, strict=True):
+            for job, scheduled in zip(jobs[mine], offsets[mine], strict=True):
                 # Behind schedule there is nothing to wait for: the lateness is part of the request's latency.
                 if (ahead := scheduled - clock.now()) > 0:
                     await asyncio.sleep(ahead)
                 group.create_task(request(job, scheduled))
         return clock.now()
+
+
+def _all_of(jobs: Sequence[Job]) -> Share:
+    return Share(0, 1, Tickets(len(jobs)), Clock())

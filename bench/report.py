@@ -45,9 +45,14 @@ def load_table(results: list[LoadResult]) -> str:
             _milliseconds("TPOT ms", total.tpot),
             _milliseconds("ITL ms", total.itl),
             _milliseconds("E2E ms", total.e2e),
-            _milliseconds("client lag ms", total.lag),
+            _milliseconds("send lag ms", total.lag),
+            _milliseconds("client lag ms", total.loop_lag),
         ]
         lines = [heading, table(["", *_COLUMNS], rows)]
+        if total.full_load:
+            full = total.full_load
+            lines.append(f"all users busy: {full.output_tokens_per_s:.1f} output tok/s over {full.seconds:.1f} s")
+        lines.append(f"busiest client process: {100 * total.client_cpu:.0f} % of a CPU")
         if total.unchecked:
             lines.append(f"{total.unchecked} answers had no usage: their tokens are counted from events, unchecked")
         lines.extend(f"failed: {failure}" for failure in result.failures)

@@ -76,6 +76,16 @@ class Record:
 
 
 @dataclass(slots=True)
+class FullLoad:
+    """The part of a closed loop's pass in which every user has an open request and has had a first token."""
+
+    seconds: float
+    output_tokens: float
+    """By the events in it; where an event carries several tokens, its answer's mean."""
+    output_tokens_per_s: float
+
+
+@dataclass(slots=True)
 class LoadSummary:
     """What one pass, or all measured passes together, came to."""
 
@@ -93,6 +103,13 @@ class LoadSummary:
     lag: Distribution | None
     unchecked: int
     """Requests whose tokens are counted from events, because the server sent no usage."""
+    loop_lag: Distribution | None = None
+    """How late the client's event loops came back to a task that slept; all processes together."""
+    client_cpu: float = 0.0
+    """Share of one CPU that the busiest load-generating process used."""
+    client_saturated: bool = False
+    full_load: FullLoad | None = None
+    """None for an open loop, and for a pass that was never at full load."""
 
 
 @dataclass(slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,10 +51,13 @@ def distribution(samples: Sequence[float]) -> Distribution | None:
     if not all(math.isfinite(sample) for sample in samples):
         raise ValueError("samples must be finite")
     ordered = sorted(samples)
+    mean = math.fsum(ordered) / len(ordered)
+    # statistics.stdev computes with fractions: seconds for the gaps of a large run.
+    variance = math.fsum((sample - mean) ** 2 for sample in ordered) / max(1, len(ordered) - 1)
     return Distribution(
         count=len(ordered),
-        mean=statistics.fmean(ordered),
-        std=statistics.stdev(ordered) if len(ordered) > 1 else 0.0,
+        mean=mean,
+        std=math.sqrt(variance),
         min=ordered[0],
         p50=percentile(ordered, 50),
         p90=percentile(ordered, 90),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from denizen.bench.schema import LoadSummary
+from denizen.bench.schema import FullLoad, LoadSummary
 from denizen.bench.stats import distribution
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from denizen.bench.schema import Record
+    from denizen.bench.strain import Strain
 
 
 def check(record: Record, *, ignore_eos: bool, stream: bool) -> str | None:
@@ -36,8 +38,53 @@ def check(record: Record, *, ignore_eos: bool, stream: bool) -> str | None:
     return None
 
 
-def summarize(records: Sequence[Record], wall: float) -> LoadSummary:
-    """Numbers over the requests that succeeded, in `wall` seconds of load."""
+def pass_wall(records: Iterable[Record]) -> float:
+    """Seconds from the start of a pass to its last answer."""
+    return max((record.end for record in records), default=0.0)
+
+
+def full_load(records: Sequence[Record], users: int) -> FullLoad | None:
+    """What was generated while all `users` of a closed loop had an open request and had had a first token.
+
+    A whole pass also has its start, when all prompts wait at once, and its end, when users have nothing left to send.
+    """
+    firsts = sorted(record.first for record in records if record.first is not None)
+    if len(firsts) < users:
+        return None
+    start, last_sent = firsts[users - 1], max(record.scheduled for record in records)
+    end = min((record.end for record in records if record.end > last_sent), default=start)
+    if end <= start:
+        return None
+    tokens = 0.0
+    for record in records:
+        if record.error is None and record.first is not None:
+            times = itertools.accumulate(record.gaps, initial=record.first)
+            tokens += sum(start < moment <= end for moment in times) * record.tokens / record.events
+    return FullLoad(end - start, tokens, tokens / (end - start))
+
+
+def overload(passes: Sequence[LoadSummary], max_lag: float) -> list[str]:
+    """Why the client itself may be what was measured; `max_lag` in seconds."""
+    problems = []
+    for summary in passes:
+        for what, lag in (("sent requests", summary.lag), ("came back to its answers", summary.loop_lag)):
+            if lag is not None and lag.p99 > max_lag:
+                problems.append(
+                    f"the client was too slow: it {what} {1000 * lag.p99:.1f} ms late (p99, limit "
+                    f"{1000 * max_lag:g} ms); use more --processes, or a machine with more CPUs"
+                )
+        if summary.client_saturated:
+            problems.append(
+                f"the client was too slow: a process used {100 * summary.client_cpu:.0f} % of a CPU; "
+                "use more --processes, or a machine with more CPUs"
+            )
+    return list(dict.fromkeys(problems))
+
+
+def summarize(
+    records: Sequence[Record], wall: float, strains: Sequence[Strain] = (), users: int | None = None
+) -> LoadSummary:
+    """Numbers over the requests that succeeded, in `wall` seconds of load. `users` of one closed-loop pass."""
     good = [record for record in records if record.error is None]
     output_tokens = sum(record.tokens for record in good)
     return LoadSummary(
@@ -55,6 +102,10 @@ def summarize(records: Sequence[Record], wall: float) -> LoadSummary:
         e2e=distribution([record.e2e for record in good]),
         lag=distribution([record.lag for record in good]),
         unchecked=sum(record.completion_tokens is None for record in good),
+        loop_lag=distribution([late for strain in strains for late in strain.loop_lag]),
+        client_cpu=max((strain.cpu_share for strain in strains), default=0.0),
+        client_saturated=any(strain.saturated for strain in strains),
+        full_load=None if users is None else full_load(records, users),
     )
 
 

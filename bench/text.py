@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from denizen.bench import environment
 from denizen.bench.client import Client, Target
+from denizen.bench.crew import Crew
 from denizen.bench.errors import BenchError
 from denizen.bench.load import ClosedLoop, OpenLoop
 from denizen.bench.options import add_report_options, finish, lengths, positive_float, positive_int, progress, shown
 from denizen.bench.report import load_table
-from denizen.bench.schema import LoadResult, Report, write_records
-from denizen.bench.summary import check, failure_counts, summarize
+from denizen.bench.schema import FullLoad, LoadResult, Report, write_records
+from denizen.bench.summary import check, failure_counts, overload, pass_wall, summarize
 from denizen.bench.workload import Workload, read_prompts
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from denizen.bench.load import Arrivals
     from denizen.bench.schema import LoadSummary, Record
+    from denizen.bench.strain import Strain
     from tqdm import tqdm
 
 
@@ -58,6 +60,16 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--temperature", type=float, default=0.0, help="default: %(default)s")
     parser.add_argument("--no-stream", dest="stream", action="store_false", help="whole answers: E2E only")
     parser.add_argument("--stream", action="store_true", default=True, help="stream answers (the default)")
+    parser.add_argument(
+        "--processes", type=positive_int, default=1, metavar="N", help="that generate the load (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-client-lag",
+        type=positive_float,
+        default=20.0,
+        metavar="MS",
+        help="p99 of the client's own lag from which on the result is invalid (default: %(default)g)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of prompts, lengths, arrivals, sampling (default: 0)")
     parser.add_argument("--timeout", type=positive_float, default=600.0, metavar="S", help="default: %(default)g s")
     add_report_options(parser)
@@ -68,13 +80,13 @@ def run(options: argparse.Namespace) -> int:
     if options.passes < 2:
         raise BenchError("--passes must be at least 2: the first pass warms up and is dropped")
     report = Report("text", environment.describe(), shown(options))
-    records = asyncio.run(_measure(options, report))
+    records = _measure(options, report)
     if options.records:
         write_records(options.records, records)
     return finish(report, options, load_table(report.results))
 
 
-async def _measure(options: argparse.Namespace, report: Report) -> list[Record]:
+def _measure(options: argparse.Namespace, report: Report) -> list[Record]:
     target = Target(
         url=options.url,
         model=options.model or "",
@@ -85,8 +97,7 @@ async def _measure(options: argparse.Namespace, report: Report) -> list[Record]:
         timeout=options.timeout,
         extra={"temperature": options.temperature},
     )
-    async with Client(target) as client:
-        offered = await client.models()
+    offered = asyncio.run(_offered(target))
     if not options.model:
         if len(offered) != 1:
             raise BenchError(f"--model is needed: the server offers {', '.join(offered) or 'none'}")
@@ -109,10 +120,13 @@ async def _measure(options: argparse.Namespace, report: Report) -> list[Record]:
     records: list[Record] = []
     total = len(levels) * options.passes * workload.requests
     with progress(total, "req", options) as bar:
-        results, levels_records = await run_levels(target, workload, levels, options.passes, bar)
+        results, levels_records = run_levels(target, workload, levels, options.passes, bar, options.processes)
     for result, level_records in zip(results, levels_records, strict=True):
         records.extend(level_records)
         report.results.append(result)
+        report.problems.extend(
+            f"{result.load}: {why}" for why in overload(result.passes, options.max_client_lag / 1000)
+        )
         if result.failures:
             failed = sum(record.error is not None for record in level_records)
             report.problems.append(f"{result.load}: {failed} requests failed, warm-up included")
@@ -120,39 +134,43 @@ async def _measure(options: argparse.Namespace, report: Report) -> list[Record]:
     return records
 
 
-async def run_levels(
-    target: Target, workload: Workload, levels: Sequence[Arrivals], passes: int, bar: tqdm[NoReturn]
+async def _offered(target: Target) -> list[str]:
+    async with Client(target) as client:
+        return await client.models()
+
+
+def run_levels(
+    target: Target,
+    workload: Workload,
+    levels: Sequence[Arrivals],
+    passes: int,
+    bar: tqdm[NoReturn],
+    processes: int = 1,
 ) -> tuple[list[LoadResult], list[list[Record]]]:
     """Runs every level of load `passes` times; the first pass of each warms up. Returns results and all records."""
     results: list[LoadResult] = []
     everything: list[list[Record]] = []
-    for number, arrivals in enumerate(levels):
-        level_records: list[Record] = []
-        summaries: list[LoadSummary] = []
-        for measured_pass in range(passes):
-            bar.set_description(f"{arrivals.label} " + (f"pass {measured_pass}" if measured_pass else "warm-up"))
-            batch: list[Record] = []
-
-            def done(record: Record, batch: list[Record] = batch) -> None:
-                record.error = check(record, ignore_eos=target.ignore_eos, stream=target.stream)
-                batch.append(record)
-                bar.update()
-
-            async with Client(target) as client:
-                wall = await arrivals.run(workload.jobs(number, measured_pass), client.send, done)
-            for record in batch:
-                record.level, record.measured_pass = arrivals.label, measured_pass
-            level_records.extend(batch)
-            if measured_pass > 0:
-                summaries.append(summarize(batch, wall))
-        measured = [record for record in level_records if record.measured_pass > 0]
-        results.append(
-            LoadResult(
-                load=arrivals.describe(),
-                summary=summarize(measured, sum(summary.wall for summary in summaries)),
-                passes=summaries,
-                failures=failure_counts(level_records),
-            )
-        )
-        everything.append(level_records)
+    with Crew(target, processes) as crew:
+        for number, arrivals in enumerate(levels):
+            level_records: list[Record] = []
+            strains: list[Strain] = []
+            summaries: list[LoadSummary] = []
+            for measured_pass in range(passes):
+                bar.set_description(f"{arrivals.label} " + (f"pass {measured_pass}" if measured_pass else "warm-up"))
+                batch, strain = crew.run(arrivals, workload.jobs(number, measured_pass), bar.update)
+                for record in batch:
+                    record.error = check(record, ignore_eos=target.ignore_eos, stream=target.stream)
+                    record.level, record.measured_pass = arrivals.label, measured_pass
+                level_records.extend(batch)
+                if measured_pass > 0:
+                    strains.extend(strain)
+                    summaries.append(summarize(batch, pass_wall(batch), strain, arrivals.users))
+            measured = [record for record in level_records if record.measured_pass > 0]
+            summary = summarize(measured, sum(summary.wall for summary in summaries), strains)
+            full = [part.full_load for part in summaries if part.full_load is not None]
+            if full:
+                seconds, tokens = sum(part.seconds for part in full), sum(part.output_tokens for part in full)
+                summary.full_load = FullLoad(seconds, tokens, tokens / seconds)
+            results.append(LoadResult(arrivals.describe(), summary, summaries, failure_counts(level_records)))
+            everything.append(level_records)
     return results, everything

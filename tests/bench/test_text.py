@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 def bench(peer: Peer, tmp_path: Path, *arguments: str, api_key: str | None = None) -> tuple[int, dict[str, Any]]:
     """Runs a small benchmark; returns its exit status and its result file."""
     out = tmp_path / "result.json"
-    words = ["text", "--url", peer.url, "--requests", "4", "--output-len", "3:6", "--json", str(out), *arguments]
+    words = ["text", "--url", peer.url, "--requests", "4", "--output-len", "3:6", "--json", str(out)]
+    # A busy machine is no failure here, and the peer shares this process.
+    words += ["--max-client-lag", "60000", *arguments]
     if api_key:
         words += ["--api-key", api_key]
     status = main(words)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def test_text_measures_a_real_server(tiny_server: Running, tmp_path: Path) -> None:
     out = tmp_path / "text.json"
     load = ["--concurrency", "1", "4", "--requests", "6", "--prompt-tokens", "8", "--output-len", "4:9"]
-    flags = ["--url", tiny_server.url, "--model", "hybrid", "--json", str(out)]
+    flags = ["--url", tiny_server.url, "--model", "hybrid", "--json", str(out), "--max-client-lag", "60000"]
     assert main(["text", *flags, *load, "--ignore-eos"]) == 0
     result = json.loads(out.read_text(encoding="utf-8"))
     for level in result["results"]:

@@ -1,0 +1,159 @@
+"""The processes that send a run's requests: one, this one, or several that share one schedule."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import signal
+import time
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, cast
+
+from denizen.bench.client import Client
+from denizen.bench.errors import BenchError
+from denizen.bench.load import Clock, Share, Tickets
+from denizen.bench.strain import Strain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import SpawnProcess
+    from multiprocessing.sharedctypes import Synchronized
+    from typing import Any
+
+    from denizen.bench.client import Target
+    from denizen.bench.load import Arrivals
+    from denizen.bench.schema import Record
+    from denizen.bench.workload import Job
+
+    Counter = Synchronized[int]
+    Pass = tuple[list[Record], list[Strain]]
+
+#: All have received their jobs by then, even on a busy machine they only have to wake up.
+_HEAD_START = 0.05
+
+
+class Crew:
+    """Use as a context manager; the processes live as long as it does."""
+
+    def __init__(self, target: Target, processes: int) -> None:
+        self._target = target
+        self._count = processes
+        context = multiprocessing.get_context("spawn")
+        self._next: Counter = context.Value("q", 0)
+        self._finished: Counter = context.Value("q", 0)
+        self._pipes: list[Connection] = []
+        self._children: list[SpawnProcess] = []
+        for index in range(processes if processes > 1 else 0):
+            ours, theirs = context.Pipe()
+            child = context.Process(
+                target=_child, args=(index, processes, target, theirs, self._next, self._finished), daemon=True
+            )
+            child.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._children.append(child)
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for child in self._children:
+            child.terminate()
+            child.join()
+
+    def run(self, arrivals: Arrivals, jobs: Sequence[Job], progress: Callable[[int], object]) -> Pass:
+        """Sends all jobs; records by index, and the strain of each process. `progress` gets increments.
+
+        Raises BenchError if a process ends or cannot go on.
+        """
+        if not self._children:
+            tickets = Tickets(len(jobs))
+            return _run(self._target, arrivals, jobs, Share(0, 1, tickets, Clock()), progress)
+        self._next.value = self._finished.value = 0
+        for pipe in self._pipes:
+            pipe.send((arrivals, jobs))
+        self._answers(lambda _: None)
+        for pipe in self._pipes:
+            pipe.send(time.perf_counter() + _HEAD_START)
+        shown = 0
+
+        def show(_: object = None) -> None:
+            nonlocal shown
+            now = self._finished.value
+            progress(now - shown)
+            shown = now
+
+        passes: list[Pass] = self._answers(show)
+        show()
+        records = sorted((record for part, _ in passes for record in part), key=lambda record: record.index)
+        return records, [strain for _, strains in passes for strain in strains]
+
+    def _answers(self, meanwhile: Callable[[object], object]) -> list[Pass]:
+        """One answer of each process, as they come."""
+        answers: list[Pass] = []
+        pending: list[Any] = list(self._pipes)
+        while pending:
+            for pipe in wait(pending, 0.1):
+                index = self._pipes.index(cast("Connection", pipe))
+                try:
+                    answer = self._pipes[index].recv()
+                except EOFError:
+                    self._children[index].join()
+                    code = self._children[index].exitcode
+                    raise BenchError(f"load-generating process {index} ended with exit status {code}") from None
+                if isinstance(answer, BaseException):
+                    raise answer
+                answers.append(answer)
+                pending.remove(pipe)
+            meanwhile(None)
+        return answers
+
+
+def _run(
+    target: Target, arrivals: Arrivals, jobs: Sequence[Job], share: Share, progress: Callable[[int], object]
+) -> Pass:
+    try:
+        return asyncio.run(_send(target, arrivals, jobs, share, progress))
+    except ExceptionGroup as group:
+        if (ours := group.subgroup(BenchError)) is not None:
+            raise ours.exceptions[0] from None
+        raise
+
+
+async def _send(
+    target: Target, arrivals: Arrivals, jobs: Sequence[Job], share: Share, progress: Callable[[int], object]
+) -> Pass:
+    records: list[Record] = []
+
+    def done(record: Record) -> None:
+        records.append(record)
+        progress(1)
+
+    async with Client(target) as client, Strain() as strain:
+        await arrivals.run(jobs, client.send, done, share)
+    return records, [strain]
+
+
+def _child(index: int, processes: int, target: Target, pipe: Connection, following: Counter, finished: Counter) -> None:
+    # Ctrl-C reaches the whole process group; the parent ends its children itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def progress(count: int) -> None:
+        with finished.get_lock():
+            finished.value += count
+
+    while True:
+        try:
+            arrivals, jobs = pipe.recv()
+            pipe.send(None)
+            share = Share(index, processes, Tickets(len(jobs), following), Clock(pipe.recv()))
+        except EOFError:
+            return
+        try:
+            answer: Pass | BenchError = _run(target, arrivals, jobs, share, progress)
+        except BenchError as error:
+            answer = error
+        pipe.send(answer)
