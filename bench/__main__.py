@@ -7,14 +7,14 @@ import signal
 import sys
 
 try:
-    from denizen.bench import arena, cpu_text, frontend, text
+    from denizen.bench import arena, cpu_text, frontend, gpu_text, phases, text
 except ModuleNotFoundError as missing:  # the base install leaves out what only the harness needs
     if missing.name not in ("aiohttp", "tqdm"):
         raise
     sys.exit(f"denizen-bench: {missing.name} is not installed: pip install 'denizen[bench]'")
 from denizen.bench.errors import BenchError
 
-_COMMANDS = (text, cpu_text, frontend, arena)
+_COMMANDS = (text, cpu_text, gpu_text, frontend, arena, phases)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -17,12 +17,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from denizen.bench.errors import BenchError
-from safetensors.torch import save_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import torch
 
 _SHAPES = Path(__file__).resolve().parent / "shapes"
 _END, _TURN_END = "<|endoftext|>", "<|im_end|>"
@@ -47,6 +47,10 @@ def write(shape: str, folder: Path, tokenizer: Path, *, seed: int = 0) -> None:
     `tokenizer` is a `tokenizer.json`, as it is or as `.xz`. Raises BenchError for an unknown shape, a tokenizer that
     cannot be read or lacks ChatML's tokens, and one whose ids exceed the shape's vocabulary.
     """
+    # Here, since the command line asks this module for its shapes and should not load PyTorch for that.
+    import torch
+    from safetensors.torch import save_file
+
     if shape not in shapes():
         raise BenchError(f"there is no shape '{shape}'; known: {', '.join(shapes())}")
     config: dict[str, Any] = json.loads((_SHAPES / f"{shape}.json").read_text(encoding="utf-8"))
@@ -137,6 +141,8 @@ def _tensors(text: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def _random(name: str, size: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     """A bf16 tensor."""
+    import torch
+
     if name.endswith("A_log"):  # decay rates from 1 to 16
         values = torch.rand(size, generator=generator).mul_(15).add_(1).log_()
     elif name.endswith("dt_bias"):  # time steps from 0.001 to 0.1, through the inverse of softplus

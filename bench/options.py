@@ -43,8 +43,12 @@ def lengths(text: str) -> tuple[int, int]:
     return pair
 
 
-def add_report_options(parser: argparse.ArgumentParser) -> None:
+def add_json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the result here")
+
+
+def add_report_options(parser: argparse.ArgumentParser) -> None:
+    add_json_option(parser)
     parser.add_argument("--records", type=Path, metavar="OUT", help="write one JSON line a request here")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 

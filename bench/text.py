@@ -117,21 +117,23 @@ def _measure(options: argparse.Namespace, report: Report) -> list[Record]:
         if options.rate
         else [ClosedLoop(concurrency) for concurrency in options.concurrency or [1]]
     )
-    records: list[Record] = []
     total = len(levels) * options.passes * workload.requests
     with progress(total, "req", options) as bar:
         results, levels_records = run_levels(target, workload, levels, options.passes, bar, options.processes)
-    for result, level_records in zip(results, levels_records, strict=True):
-        records.extend(level_records)
+    collect(report, results, levels_records, options.max_client_lag / 1000)
+    records = [record for level_records in levels_records for record in level_records]
+    report.data = {"seed": options.seed, "sha256": workload.sha256()}
+    return records
+
+
+def collect(report: Report, results: list[LoadResult], records: list[list[Record]], max_lag: float) -> None:
+    """Adds the results to the report, and what speaks against them to its problems. `max_lag` in seconds."""
+    for result, level_records in zip(results, records, strict=True):
         report.results.append(result)
-        report.problems.extend(
-            f"{result.load}: {why}" for why in overload(result.passes, options.max_client_lag / 1000)
-        )
+        report.problems.extend(f"{result.load}: {why}" for why in overload(result.passes, max_lag))
         if result.failures:
             failed = sum(record.error is not None for record in level_records)
             report.problems.append(f"{result.load}: {failed} requests failed, warm-up included")
-    report.data = {"seed": options.seed, "sha256": workload.sha256()}
-    return records
 
 
 async def _offered(target: Target) -> list[str]:

@@ -1,0 +1,127 @@
+"""`denizen-bench phases`: where a step's time goes, from the phase timers that workers write.
+
+The files are described in `docs/design/engine.md`; a worker writes them with DENIZEN_PHASES=FOLDER in its environment.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from denizen.bench import environment
+from denizen.bench.errors import BenchError
+from denizen.bench.options import add_json_option, finish, positive_int, shown
+from denizen.bench.report import table
+from denizen.bench.schema import Report
+from denizen.bench.stats import distribution
+
+if TYPE_CHECKING:
+    import argparse
+
+#: Phases of the plan thread begin so; their sum over a step is shown too.
+_PLAN = "plan_"
+_PLAN_THREAD = "plan thread"
+
+
+@dataclass(frozen=True, order=True)
+class Group:
+    """Steps that are alike."""
+
+    worker: int
+    walk: str
+    bucket: int
+    resident: bool
+
+    @property
+    def label(self) -> str:
+        planned = "resident" if self.resident else "host-planned"
+        return f"worker {self.worker}, {self.walk}, bucket {self.bucket}, {planned}"
+
+
+Steps = dict[str, list[float]]
+"""Microseconds of each step, by phase."""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "phases",
+        help="where a step's time goes, from the workers' phase timers",
+        description="Start the server with DENIZEN_PHASES=FOLDER in its environment, put load on it, stop it, then "
+        "give the folder here.",
+    )
+    parser.add_argument("folder", type=Path, help="what DENIZEN_PHASES named")
+    parser.add_argument(
+        "--skip", type=int, default=20, metavar="N", help="first steps of each bucket to drop (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--min-steps", type=positive_int, default=20, metavar="N", help="fewer are not shown (default: %(default)s)"
+    )
+    add_json_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    groups = read(options.folder, max(0, options.skip))
+    report = Report("phases", environment.describe(), shown(options))
+    blocks = []
+    for group, steps in sorted(groups.items()):
+        count = max(len(values) for values in steps.values())
+        if count < options.min_steps:
+            continue
+        found = {name: distribution(values) for name, values in steps.items()}
+        report.figures[group.label] = {"steps": count, "us": found}
+        rows = [
+            [name, *(f"{getattr(values, column):.1f}" for column in ("mean", "p50", "p95"))]
+            for name, values in found.items()
+            if values is not None
+        ]
+        blocks.append(f"{group.label}: {count} steps\n" + table(["µs a step", "mean", "p50", "p95"], rows))
+    if not blocks:
+        raise BenchError(f"{options.folder}: no bucket has {options.min_steps} steps after the first {options.skip}")
+    return finish(report, options, "\n\n".join(blocks))
+
+
+def read(folder: Path, skip: int = 0) -> dict[Group, Steps]:
+    """All steps but the first `skip` of each group and file, with the sum of the plan thread's phases as one more.
+
+    Raises BenchError for a folder without timings, or naming the file and line that cannot be read.
+    """
+    files = sorted(folder.glob("phases-*.jsonl"))
+    if not files:
+        raise BenchError(
+            f"{folder} holds no phases-*.jsonl; start the server with DENIZEN_PHASES={folder}, and stop it before this"
+        )
+    groups: dict[Group, Steps] = {}
+    for file in files:
+        seen: dict[Group, int] = {}
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                group, names, rows = _block(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                why = f"{type(error).__name__}: {error}"
+                raise BenchError(f"{file}, line {number}: no block of steps ({why})") from error
+            first = max(0, skip - seen.get(group, 0))
+            seen[group] = seen.get(group, 0) + len(rows)
+            steps = groups.setdefault(group, {_PLAN_THREAD: [], **{name: [] for name in names}})
+            for row in rows[first:]:
+                _add(steps, names, row)
+    return groups
+
+
+def _block(value: dict[str, Any]) -> tuple[Group, list[str], list[list[float | None]]]:
+    group = Group(int(value["worker"]), str(value["walk"]), int(value["bucket"]), bool(value["resident"]))
+    names, rows = list(value["phases"]), list(value["us"])
+    if any(len(row) != len(names) for row in rows):
+        raise ValueError("a row has not one number a phase")
+    return group, names, rows
+
+
+def _add(steps: Steps, names: list[str], row: list[float | None]) -> None:
+    planned = [us for name, us in zip(names, row, strict=True) if name.startswith(_PLAN) and us is not None]
+    if planned:
+        steps[_PLAN_THREAD].append(sum(planned))
+    for name, us in zip(names, row, strict=True):
+        if us is not None:
+            steps.setdefault(name, []).append(float(us))
