@@ -222,6 +222,9 @@ class _Bench:
         folder = self.scratch / "phases" / key
         folder.mkdir(parents=True, exist_ok=True)
         self._serve(loads, extra, {"DENIZEN_PHASES": str(folder)})
+        if not any(folder.iterdir()):
+            self.report.data["phases"] = "the worker wrote no phase timers"
+            return
         found = self.report.figures.setdefault("phases", {})
         found[key] = {
             group.label: {name: distribution(values) for name, values in steps.items()}
@@ -308,6 +311,8 @@ def _body(report: Report, loads: dict[str, LoadResult]) -> str:
             lines.append(f"{key}, {label}, µs p50: " + ", ".join(parts))
     header = ["", "tok/s", "all busy", "TTFT ms p50", "p99", "ITL ms p50", "p99", "failed", "floor tok/s"]
     lines.append(table(header, rows) if rows else "nothing was measured")
+    if note := report.data.get("phases"):
+        lines.append(f"phases: {note}")
     if ratio := report.figures.get("loop_over_wave"):
         lines.append(
             f"closed loop over wave: {ratio['whole']:.3f}; while all users are busy {ratio['all_users_busy']:.3f}"

@@ -29,14 +29,21 @@ def _milliseconds(name: str, values: Distribution | None) -> list[str]:
     return [name, *(f"{1000 * getattr(values, column):.2f}" for column in _COLUMNS)]
 
 
+def load_name(result: LoadResult) -> str:
+    """What a load level is called: its own name if it has one."""
+    load = result.load
+    if "name" in load:
+        return str(load["name"])
+    return f"concurrency {load['concurrency']}" if load["mode"] == "closed" else f"rate {load['rate']:g} req/s"
+
+
 def load_table(results: list[LoadResult]) -> str:
     """One block a load level: throughput in its heading, latencies in milliseconds below."""
     blocks = []
     for result in results:
-        load, total = result.load, result.summary
-        name = f"concurrency {load['concurrency']}" if load["mode"] == "closed" else f"rate {load['rate']:g} req/s"
+        total = result.summary
         heading = (
-            f"{name}: {total.output_tokens_per_s:.1f} output tok/s, {total.requests_per_s:.2f} req/s, "
+            f"{load_name(result)}: {total.output_tokens_per_s:.1f} output tok/s, {total.requests_per_s:.2f} req/s, "
             f"{total.requests - total.failed} ok, {total.failed} failed, "
             f"{total.prompt_tokens} prompt + {total.output_tokens} output tokens in {total.wall:.1f} s"
         )

@@ -40,6 +40,7 @@ class Strain:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
+        del self._task  # what is left can be sent to another process
 
     async def _watch(self) -> None:
         while True:

@@ -13,7 +13,7 @@ from denizen.bench.crew import Crew
 from denizen.bench.errors import BenchError
 from denizen.bench.load import ClosedLoop, OpenLoop
 from denizen.bench.options import add_report_options, finish, lengths, positive_float, positive_int, progress, shown
-from denizen.bench.report import load_table
+from denizen.bench.report import load_name, load_table
 from denizen.bench.schema import FullLoad, LoadResult, Report, write_records
 from denizen.bench.summary import check, failure_counts, overload, pass_wall, summarize
 from denizen.bench.workload import Workload, read_prompts
@@ -130,10 +130,10 @@ def collect(report: Report, results: list[LoadResult], records: list[list[Record
     """Adds the results to the report, and what speaks against them to its problems. `max_lag` in seconds."""
     for result, level_records in zip(results, records, strict=True):
         report.results.append(result)
-        report.problems.extend(f"{result.load}: {why}" for why in overload(result.passes, max_lag))
+        report.problems.extend(f"{load_name(result)}: {why}" for why in overload(result.passes, max_lag))
         if result.failures:
             failed = sum(record.error is not None for record in level_records)
-            report.problems.append(f"{result.load}: {failed} requests failed, warm-up included")
+            report.problems.append(f"{load_name(result)}: {failed} requests failed, warm-up included")
 
 
 async def _offered(target: Target) -> list[str]:
