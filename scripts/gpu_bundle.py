@@ -3,9 +3,11 @@
 - ``wheels/``: FlashInfer and the packages that it imports, for the Python of that machine;
 - ``aot/``: FlashInfer modules compiled here for Hopper, with NVIDIA's compiler from PyPI, so that nothing is compiled
   there (half a minute a module on 16 cores);
-- ``env.sh``: to be sourced there from the repository's root; installs the wheels aside and sets the environment.
+- ``bin/denizen`` and ``_native.abi3.so``: the launch binary and the extension, built from this checkout and stripped;
+- ``env.sh``: to be sourced there from the repository's root; installs the wheels aside, puts the extension in its place
+  and sets the environment. ``DENIZEN_BUNDLE`` names the folder if it is not ``.gpu``.
 
-Takes minutes the first time; what is there already is kept.
+Takes minutes the first time; what is there already is kept, but for binary and extension, which cargo keeps up to date.
 """
 
 from __future__ import annotations
@@ -51,18 +53,22 @@ _COMPILER = (
     "nvidia-curand==10.4.0.*",
     "nvidia-cublas==13.1.*",
 )
-#: The tree that travels is limited elsewhere; this leaves room for the sources.
-_LIMIT_MB = 60
+#: Of sources and bundle together: what travels to such machines is limited.
+_LIMIT_MIB = 60
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_24_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 _ENV = """\
 # Source this on the GPU machine from the repository's root.
+denizen_bundle=${DENIZEN_BUNDLE:-$PWD/.gpu}
 denizen_site=${TMPDIR:-/tmp}/denizen-site
 if [ ! -d "$denizen_site/flashinfer" ]; then
   PIP_CONSTRAINT= python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir \\
-    --target "$denizen_site" .gpu/wheels/*.whl
-  if [ -d .gpu/aot ]; then cp -r .gpu/aot "$denizen_site/flashinfer/data/"; fi
+    --target "$denizen_site" "$denizen_bundle"/wheels/*.whl
+  if [ -d "$denizen_bundle/aot" ]; then cp -r "$denizen_bundle/aot" "$denizen_site/flashinfer/data/"; fi
 fi
+cp -f "$denizen_bundle/_native.abi3.so" python/denizen/
+chmod +x "$denizen_bundle/bin/denizen"
+export DENIZEN_BIN=$denizen_bundle/bin/denizen
 export PYTHONPATH=$PWD/python:$denizen_site${PYTHONPATH:+:$PYTHONPATH}
 export FLASHINFER_CUDA_ARCH_LIST=9.0a
 denizen_nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
@@ -108,13 +114,39 @@ def main() -> int:
     _download_wheels(options.python)
     for module in options.modules:
         _compile(module)
+    _build_programs()
     (_BUNDLE / "env.sh").write_text(_ENV)
-    size = sum(path.stat().st_size for path in _BUNDLE.rglob("*") if path.is_file()) / 1e6
-    print(f"{_BUNDLE}: {size:.0f} MB")
-    if size > _LIMIT_MB:
-        print(f"more than {_LIMIT_MB} MB: remove modules from .gpu/aot", file=sys.stderr)
+    bundle, tree = (sum(path.stat().st_size for path in paths) / 2**20 for paths in (_files(_BUNDLE), _sources()))
+    print(f"{_BUNDLE}: {bundle:.0f} MiB; with the sources {bundle + tree:.0f} MiB")
+    if bundle + tree > _LIMIT_MIB:
+        folders = sorted(path for path in _BUNDLE.iterdir() if path.is_dir())
+        sizes = ", ".join(f"{path.name} {sum(f.stat().st_size for f in _files(path)) / 2**20:.0f}" for path in folders)
+        print(
+            f"more than {_LIMIT_MIB} MiB: remove modules from aot, or what else lies there ({sizes})", file=sys.stderr
+        )
         return 1
     return 0
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+
+
+def _sources() -> list[Path]:
+    """What travels beside the bundle: all files that git does not ignore."""
+    command = ["git", "-C", str(_ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.split("\0")
+    return [path for name in names if name and (path := _ROOT / name).is_file() and not path.is_symlink()]
+
+
+def _build_programs() -> None:
+    """The launch binary and the extension; the release profile strips both."""
+    cargo = ["cargo", "build", "--release", "--locked", "-p", "denizen-frontend", "-p", "denizen-native"]
+    subprocess.run(cargo, cwd=_ROOT, env={**os.environ, "PYO3_PYTHON": sys.executable}, check=True)
+    release = _ROOT / "target" / "release"
+    (_BUNDLE / "bin").mkdir(parents=True, exist_ok=True)
+    shutil.copy(release / "denizen", _BUNDLE / "bin" / "denizen")
+    shutil.copyfile(release / "lib_native.so", _BUNDLE / "_native.abi3.so")
 
 
 def _pip(*arguments: str) -> None:
