@@ -150,6 +150,8 @@ class _Bench:
             self._problems.extend(failures)
             raise BenchError(f"requests to {self._target.url} failed: {'; '.join(failures)}")
         decoding = sum((record.last or 0) - (record.first or 0) for record in records)
+        if decoding <= 0:
+            raise BenchError("every answer arrived in one piece: too short to time, raise --output-tokens")
         return Turn(
             sum(record.tokens - 1 for record in records) / decoding,
             sum(record.tokens for record in records) / wall,

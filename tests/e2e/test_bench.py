@@ -48,7 +48,7 @@ def test_frontend_measures_what_the_front_end_adds(builtin: str, tmp_path: Path)
 
 def test_cpu_text_compares_with_transformers(dense_model: Path, tmp_path: Path) -> None:
     out = tmp_path / "cpu-text.json"
-    sizes = ["--rounds", "1", "--requests", "1", "--prompt-tokens", "8", "--output-tokens", "16"]
+    sizes = ["--rounds", "1", "--requests", "1", "--prompt-tokens", "8", "--output-tokens", "200"]
     assert main(["cpu-text", "--checkpoint", str(dense_model), *sizes, "--json", str(out)]) == 0
     figures = json.loads(out.read_text(encoding="utf-8"))["figures"]
     speeds = figures["speeds"]
@@ -56,3 +56,31 @@ def test_cpu_text_compares_with_transformers(dense_model: Path, tmp_path: Path) 
     assert figures["total_8_streams_over_1_stream"]["median"] > 0
     assert one["decode_tokens_per_s"] > 0
     assert eight["total_tokens_per_s"] > 0
+
+
+def test_gpu_text_measures_every_part(hybrid_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--concurrency", "1", "4", "--wave-users", "4", "--scale", "0.1", "--output-len", "8:16"]
+    stub = ["--device", "cpu", "--server-arg=--worker-module=denizen.worker.stub", "--processes", "2"]
+    flags = ["--checkpoint", str(hybrid_model), "--out", str(tmp_path), "--max-client-lag", "60000"]
+    assert main(["gpu-text", *flags, *stub, *sizes, "--prompt-tokens", "8"]) == 0
+    result = json.loads((tmp_path / "gpu-text.json").read_text(encoding="utf-8"))
+    names = [load["load"]["name"] for load in result["results"]]
+    assert names[:3] == ["loop 1", "loop 4", "wave 4"]
+    assert [name for name in names if name.startswith("resident 128")] == [f"resident 128, turn {n}" for n in (1, 4)]
+    assert [name for name in names if name.startswith("host-planned 16")] == [
+        f"host-planned 16, turn {n}" for n in (2, 3)
+    ]
+    assert result["figures"]["loop_over_wave"]["whole"] > 0
+    assert result["figures"]["floor"]["rows"]["4"]["tokens_per_s"] > 0
+    assert "loop 4" in capsys.readouterr().out
+
+
+def test_gpu_text_goes_on_after_a_part_that_fails(hybrid_model: Path, tmp_path: Path) -> None:
+    flags = ["--checkpoint", str(hybrid_model), "--out", str(tmp_path), "--max-client-lag", "60000"]
+    broken = ["--device", "cpu", "--server-arg=--no-such-flag", "--parts", "floor", "loops", "abba"]
+    assert main(["gpu-text", *flags, *broken]) == 1
+    result = json.loads((tmp_path / "gpu-text.json").read_text(encoding="utf-8"))
+    assert result["figures"]["floor"]["copy_bytes_per_s"] > 0
+    assert len(result["problems"]) == 5  # the loops and the four turns, each with the server's own words
+    assert all("--no-such-flag" in problem for problem in result["problems"])
+    assert "--no-such-flag" in (tmp_path / "server.log").read_text(encoding="utf-8")
