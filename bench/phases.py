@@ -112,7 +112,8 @@ def read(folder: Path, skip: int = 0) -> dict[Group, Steps]:
 
 def _block(value: dict[str, Any]) -> tuple[Group, list[str], list[list[float | None]]]:
     group = Group(int(value["worker"]), str(value["walk"]), int(value["bucket"]), bool(value["resident"]))
-    names, rows = list(value["phases"]), list(value["us"])
+    names = [str(name) for name in value["phases"]]
+    rows = [[None if us is None else float(us) for us in row] for row in value["us"]]
     if any(len(row) != len(names) for row in rows):
         raise ValueError("a row has not one number a phase")
     return group, names, rows
@@ -124,4 +125,4 @@ def _add(steps: Steps, names: list[str], row: list[float | None]) -> None:
         steps[_PLAN_THREAD].append(sum(planned))
     for name, us in zip(names, row, strict=True):
         if us is not None:
-            steps.setdefault(name, []).append(float(us))
+            steps.setdefault(name, []).append(us)
