@@ -34,10 +34,14 @@ _HEAD_START = 0.05
 
 
 class Crew:
-    """Use as a context manager; the processes live as long as it does."""
+    """Use as a context manager; the processes live as long as it does.
 
-    def __init__(self, target: Target, processes: int) -> None:
+    `stop_on_error`: once a request has failed, a closed loop sends no more in that pass.
+    """
+
+    def __init__(self, target: Target, processes: int, *, stop_on_error: bool = False) -> None:
         self._target = target
+        self._stop_on_error = stop_on_error
         self._count = processes
         context = multiprocessing.get_context("spawn")
         self._next: Counter = context.Value("q", 0)
@@ -71,10 +75,10 @@ class Crew:
         """
         if not self._children:
             tickets = Tickets(len(jobs))
-            return _run(self._target, arrivals, jobs, Share(0, 1, tickets, Clock()), progress)
+            return _run(self._target, arrivals, jobs, Share(0, 1, tickets, Clock()), progress, self._stop_on_error)
         self._next.value = self._finished.value = 0
         for pipe in self._pipes:
-            pipe.send((arrivals, jobs))
+            pipe.send((arrivals, jobs, self._stop_on_error))
         self._answers(lambda _: None)
         for pipe in self._pipes:
             pipe.send(time.perf_counter() + _HEAD_START)
@@ -113,10 +117,15 @@ class Crew:
 
 
 def _run(
-    target: Target, arrivals: Arrivals, jobs: Sequence[Job], share: Share, progress: Callable[[int], object]
+    target: Target,
+    arrivals: Arrivals,
+    jobs: Sequence[Job],
+    share: Share,
+    progress: Callable[[int], object],
+    stop_on_error: bool,
 ) -> Pass:
     try:
-        return asyncio.run(_send(target, arrivals, jobs, share, progress))
+        return asyncio.run(_send(target, arrivals, jobs, share, progress, stop_on_error))
     except ExceptionGroup as group:
         if (ours := group.subgroup(BenchError)) is not None:
             raise ours.exceptions[0] from None
@@ -124,13 +133,20 @@ def _run(
 
 
 async def _send(
-    target: Target, arrivals: Arrivals, jobs: Sequence[Job], share: Share, progress: Callable[[int], object]
+    target: Target,
+    arrivals: Arrivals,
+    jobs: Sequence[Job],
+    share: Share,
+    progress: Callable[[int], object],
+    stop_on_error: bool,
 ) -> Pass:
     records: list[Record] = []
 
     def done(record: Record) -> None:
         records.append(record)
         progress(1)
+        if stop_on_error and record.error is not None:
+            share.tickets.close()
 
     async with Client(target) as client, Strain() as strain:
         await arrivals.run(jobs, client.send, done, share)
@@ -147,13 +163,13 @@ def _child(index: int, processes: int, target: Target, pipe: Connection, followi
 
     while True:
         try:
-            arrivals, jobs = pipe.recv()
+            arrivals, jobs, stop_on_error = pipe.recv()
             pipe.send(None)
             share = Share(index, processes, Tickets(len(jobs), following), Clock(pipe.recv()))
         except EOFError:
             return
         try:
-            answer: Pass | BenchError = _run(target, arrivals, jobs, share, progress)
+            answer: Pass | BenchError = _run(target, arrivals, jobs, share, progress, stop_on_error)
         except BenchError as error:
             answer = error
         pipe.send(answer)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import statistics
 import tempfile
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +43,7 @@ _REQUESTS_A_USER = {1: 10, 16: 10, 128: 10, 256: 6}
 _ABBA_USERS, _ABBA_REQUESTS = (16, 128), 4
 _CONTEXTS, _CONTEXT_USERS, _CONTEXT_OUTPUT = (512, 16_000), 8, 256
 _WAVE_PASSES = 4
+_STOP_TIMEOUT = 15.0
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -72,7 +75,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--processes", type=positive_int, default=max(1, min(8, cpus // 2)), help="default: %(default)s"
     )
     parser.add_argument("--max-client-lag", type=positive_float, default=5.0, metavar="MS", help="default: %(default)g")
-    parser.add_argument("--timeout", type=positive_float, default=60.0, metavar="S", help="a request (default: 60)")
+    parser.add_argument("--timeout", type=positive_float, default=40.0, metavar="S", help="a request")
     parser.add_argument("--ready-timeout", type=positive_float, default=180.0, metavar="S", help="default: %(default)g")
     parser.add_argument("--budget", type=positive_float, default=460.0, metavar="S", help="no load starts after this")
     parser.add_argument("--seed", type=int, default=0)
@@ -165,11 +168,12 @@ class _Bench:
                 loads.append(beside)
             loads.insert(loads.index(beside) + 1, wave)
         self._serve(loads)
-        if "wave" in parts:
-            loop, single = self.loads[f"loop {users}"].summary, self.loads[wave.name].summary
+        loop, single = self._rates(f"loop {users}"), self._rates(wave.name)
+        if loop and single:
+            busy = [_busy(self.loads[name].summary) for name in (f"loop {users}", wave.name)]
             self.report.figures["loop_over_wave"] = {
-                "whole": loop.output_tokens_per_s / single.output_tokens_per_s,
-                "all_users_busy": _busy(loop) / _busy(single) if _busy(single) else 0.0,
+                "whole": loop[0] / single[0],
+                "all_users_busy": busy[0] / busy[1] if busy[1] else 0.0,
             }
 
     def abba(self) -> None:
@@ -180,37 +184,24 @@ class _Bench:
                 for users in _ABBA_USERS
             ]
             extra = [] if side == "resident" else ["--no-resident"]
-            self.attempt(f"{side}, turn {number + 1}", lambda: self._timed(loads, extra, "abba"))  # noqa: B023
+            self.attempt(f"{side}, turn {number + 1}", partial(self._timed, loads, extra, "abba"))
         ratios: dict[str, float] = {}
         for users in _ABBA_USERS:
-            rates = {
-                side: [
-                    load.summary.output_tokens_per_s
-                    for name, load in self.loads.items()
-                    if name.startswith(f"{side} {users},")
-                ]
-                for side in set(order)
-            }
-            if all(rates.values()):
-                mean = {side: sum(values) / len(values) for side, values in rates.items()}
-                ratios[str(users)] = mean["resident"] / mean["host-planned"]
+            above, below = (self._rates(f"{side} {users}") for side in ("resident", "host-planned"))
+            if above and below:
+                ratios[str(users)] = statistics.fmean(above) / statistics.fmean(below)
         self.report.figures["resident_over_host_planned"] = ratios
 
     def context(self) -> None:
         for tokens in _CONTEXTS:
-            load = _Load(
-                f"context {tokens}",
-                _CONTEXT_USERS,
-                2 * _CONTEXT_USERS,
-                (_CONTEXT_OUTPUT, _CONTEXT_OUTPUT),
-                tokens,
-            )
-            self.attempt(load.name, lambda: self._timed([load], [], f"context {load.prompt_tokens}"))  # noqa: B023
+            users, output = _CONTEXT_USERS, (_CONTEXT_OUTPUT, _CONTEXT_OUTPUT)
+            load = _Load(f"context {tokens}", users, 2 * users, output, tokens)
+            self.attempt(load.name, partial(self._timed, [load], [], load.name))
 
-    def _rates(self, prefix: str) -> list[float]:
-        """Rates of the loads whose names begin so, where a pass had no failure."""
-        summaries = [load.summary for name, load in self.loads.items() if name.startswith(prefix)]
-        return [summary.output_tokens_per_s for summary in summaries if summary.output_tokens_per_s > 0]
+    def _rates(self, name: str) -> list[float]:
+        """Rates of the load of that name, or of its turns, without those that had failures."""
+        found = [load for key, load in self.loads.items() if key == name or key.startswith(f"{name}, turn ")]
+        return [load.summary.output_tokens_per_s for load in found if not load.failures]
 
     def _loop(self, users: int, requests_a_user: int | None = None) -> _Load:
         each = (requests_a_user or _REQUESTS_A_USER.get(users, 8)) * self.options.scale
@@ -232,26 +223,36 @@ class _Bench:
         }
 
     def _serve(self, loads: list[_Load], extra: list[str] | None = None, env: dict[str, str] | None = None) -> None:
-        """Measures `loads` on one server. A load that fails does not keep the next from running."""
-        options = self.options
-        if time.monotonic() - self.started > options.budget:
-            raise BenchError(f"left out: the budget of {options.budget:g} s is used up")
-        arguments = ["--model", f"{_MODEL}={self.folder}", "--devices", options.device, *(extra or [])]
-        server = Server([*arguments, *options.server_arg], env=env, ready_timeout=options.ready_timeout)
-        self.servers += 1
-        begun = time.monotonic()
-        try:
-            with server:
+        """Measures `loads` on one server; after one that fails, the rest on a fresh one, which has no requests left."""
+        arguments = ["--model", f"{_MODEL}={self.folder}", "--devices", self.options.device, *(extra or [])]
+        pending = list(loads)
+        while pending:
+            self._check_budget()
+            server = Server(
+                [*arguments, *self.options.server_arg],
+                env=env,
+                ready_timeout=self.options.ready_timeout,
+                stop_timeout=5.0,
+            )
+            self.servers += 1
+            begun = time.monotonic()
+            server.start()
+            try:
+                server.wait_ready()
                 ready = self.report.figures.setdefault("seconds_to_ready", [])
                 ready.append(round(time.monotonic() - begun, 1))
-                try:
-                    for load in loads:
-                        self.attempt(load.name, lambda: self._measure(server, load))  # noqa: B023
-                finally:
-                    self._keep_log(server)
-        except BenchError:
-            self._keep_log(server)
-            raise
+                while pending:
+                    load = pending.pop(0)
+                    self.attempt(load.name, partial(self._measure, server, load))
+                    if load.name not in self.loads or self.loads[load.name].failures:
+                        break
+            finally:
+                self._keep_log(server)
+                server.stop()
+
+    def _check_budget(self) -> None:
+        if time.monotonic() - self.started > self.options.budget:
+            raise BenchError(f"left out: the budget of {self.options.budget:g} s is used up")
 
     def _keep_log(self, server: Server) -> None:
         with (self.options.out / "server.log").open("a", encoding="utf-8") as log:
@@ -259,8 +260,7 @@ class _Bench:
 
     def _measure(self, server: Server, load: _Load) -> None:
         options = self.options
-        if time.monotonic() - self.started > options.budget:
-            raise BenchError(f"left out: the budget of {options.budget:g} s is used up")
+        self._check_budget()
         target = Target(
             server.url,
             _MODEL,
@@ -271,8 +271,9 @@ class _Bench:
         )
         workload = Workload(options.seed, load.requests, load.output_len, load.prompt_tokens)
         with progress(load.passes * load.requests, "req", options) as bar:
+            processes = min(options.processes, load.users)
             results, records = run_levels(
-                target, workload, [ClosedLoop(load.users)], load.passes, bar, min(options.processes, load.users)
+                target, workload, [ClosedLoop(load.users)], load.passes, bar, processes, stop_on_error=True
             )
         results[0].load["name"] = load.name
         collect(self.report, results, records, options.max_client_lag / 1000)

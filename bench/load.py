@@ -45,6 +45,13 @@ class Tickets:
         while (number := self._take()) < self._total:
             yield number
 
+    def close(self) -> None:
+        """No more are given out."""
+        self._next = self._total
+        if self._counter is not None:
+            with self._counter.get_lock():
+                self._counter.value = self._total
+
     def _take(self) -> int:
         if self._counter is None:
             number, self._next = self._next, self._next + 1

@@ -148,11 +148,16 @@ def run_levels(
     passes: int,
     bar: tqdm[NoReturn],
     processes: int = 1,
+    *,
+    stop_on_error: bool = False,
 ) -> tuple[list[LoadResult], list[list[Record]]]:
-    """Runs every level of load `passes` times; the first pass of each warms up. Returns results and all records."""
+    """Runs every level of load `passes` times; the first pass of each warms up. Returns results and all records.
+
+    `stop_on_error`: after a failed request a level sends no more, since its result is lost already.
+    """
     results: list[LoadResult] = []
     everything: list[list[Record]] = []
-    with Crew(target, processes) as crew:
+    with Crew(target, processes, stop_on_error=stop_on_error) as crew:
         for number, arrivals in enumerate(levels):
             level_records: list[Record] = []
             strains: list[Strain] = []
@@ -164,6 +169,8 @@ def run_levels(
                     record.error = check(record, ignore_eos=target.ignore_eos, stream=target.stream)
                     record.level, record.measured_pass = arrivals.label, measured_pass
                 level_records.extend(batch)
+                if stop_on_error and any(record.error is not None for record in batch):
+                    break
                 if measured_pass > 0:
                     strains.extend(strain)
                     summaries.append(summarize(batch, pass_wall(batch), strain, arrivals.users))

@@ -57,6 +57,16 @@ def test_a_closed_loop_over_processes_keeps_its_concurrency() -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
+def test_a_failed_request_may_end_the_pass(processes: int) -> None:
+    with serving(Behaviour(refuse={3})) as peer, Crew(Target(peer.url, "tiny"), processes, stop_on_error=True) as crew:
+        records, _ = crew.run(ClosedLoop(2), jobs(40), lambda _: None)
+        assert sum(record.error is not None for record in records) == 1
+        assert len(records) < 40
+        again, _ = crew.run(ClosedLoop(2), jobs(40), lambda _: None)
+    assert [record.error for record in again] == [None] * 40
+
+
+@pytest.mark.parametrize("processes", [1, 2])
 def test_a_request_that_cannot_be_made_says_so(processes: int) -> None:
     talk = [Job(0, "", [{"role": "user", "content": "x"}], 4, seed=0)]
     with (
