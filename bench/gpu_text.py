@@ -301,7 +301,7 @@ def _body(report: Report, loads: dict[str, LoadResult]) -> str:
                     for values in (total.ttft, total.itl)
                     for column in ("p50", "p99")
                 ),
-                str(total.failed),
+                "warm-up" if load.failures and not total.failed else str(total.failed),
                 f"{floor['tokens_per_s']:.0f}" if floor else "–",
             ]
         )

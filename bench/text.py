@@ -133,7 +133,9 @@ def collect(report: Report, results: list[LoadResult], records: list[list[Record
         report.problems.extend(f"{load_name(result)}: {why}" for why in overload(result.passes, max_lag))
         if result.failures:
             failed = sum(record.error is not None for record in level_records)
-            report.problems.append(f"{load_name(result)}: {failed} requests failed, warm-up included")
+            report.problems.append(
+                f"{load_name(result)}: {failed} requests failed, warm-up included: {result.failures[0]}"
+            )
 
 
 async def _offered(target: Target) -> list[str]:
