@@ -2,8 +2,8 @@
 
 # Layout
 
-- `__main__.py`: the command line; one sub-command a file (`text.py`, `cpu_text.py`, `gpu_text.py`, `frontend.py`, `arena.py`,
-  `phases.py`)
+- `__main__.py`: the command line; one sub-command a file (`text.py`, `cpu_text.py`, `gpu_text.py`, `phases.py`,
+  `frontend.py`, `arena.py`)
 - `workload.py` makes the requests, `load.py` decides when each is sent, `client.py` sends it and times the answer over
   `http1.py` and `sse.py`; `crew.py` does so in several processes, `strain.py` watches whether they keep up
 - `checkpoint.py` makes random checkpoints of the `shapes/`; `floor.py` says what a step must at least take
