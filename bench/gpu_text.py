@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import statistics
+import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -224,7 +225,8 @@ class _Bench:
 
     def _serve(self, loads: list[_Load], extra: list[str] | None = None, env: dict[str, str] | None = None) -> None:
         """Measures `loads` on one server; after one that fails, the rest on a fresh one, which has no requests left."""
-        arguments = ["--model", f"{_MODEL}={self.folder}", "--devices", self.options.device, *(extra or [])]
+        arguments = ["--model", f"{_MODEL}={self.folder}", "--devices", self.options.device]
+        arguments += ["--python", sys.executable, *(extra or [])]
         pending = list(loads)
         while pending:
             self._check_budget()
