@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import signal
 import time
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, cast
 
@@ -33,15 +34,21 @@ if TYPE_CHECKING:
 _HEAD_START = 0.05
 
 
+@dataclass(frozen=True)
+class Limits:
+    """When a closed loop sends no more in a pass, though there are jobs left; what is open is still answered."""
+
+    on_error: bool = False
+    """Once a request has failed."""
+    seconds: float | None = None
+
+
 class Crew:
-    """Use as a context manager; the processes live as long as it does.
+    """Use as a context manager; the processes live as long as it does."""
 
-    `stop_on_error`: once a request has failed, a closed loop sends no more in that pass.
-    """
-
-    def __init__(self, target: Target, processes: int, *, stop_on_error: bool = False) -> None:
+    def __init__(self, target: Target, processes: int, limits: Limits | None = None) -> None:
         self._target = target
-        self._stop_on_error = stop_on_error
+        self._limits = limits or Limits()
         self._count = processes
         context = multiprocessing.get_context("spawn")
         self._next: Counter = context.Value("q", 0)
@@ -75,10 +82,10 @@ class Crew:
         """
         if not self._children:
             tickets = Tickets(len(jobs))
-            return _run(self._target, arrivals, jobs, Share(0, 1, tickets, Clock()), progress, self._stop_on_error)
+            return _run(self._target, arrivals, jobs, Share(0, 1, tickets, Clock()), progress, self._limits)
         self._next.value = self._finished.value = 0
         for pipe in self._pipes:
-            pipe.send((arrivals, jobs, self._stop_on_error))
+            pipe.send((arrivals, jobs, self._limits))
         self._answers(lambda _: None)
         for pipe in self._pipes:
             pipe.send(time.perf_counter() + _HEAD_START)
@@ -122,10 +129,10 @@ def _run(
     jobs: Sequence[Job],
     share: Share,
     progress: Callable[[int], object],
-    stop_on_error: bool,
+    limits: Limits,
 ) -> Pass:
     try:
-        return asyncio.run(_send(target, arrivals, jobs, share, progress, stop_on_error))
+        return asyncio.run(_send(target, arrivals, jobs, share, progress, limits))
     except ExceptionGroup as group:
         if (ours := group.subgroup(BenchError)) is not None:
             raise ours.exceptions[0] from None
@@ -138,16 +145,18 @@ async def _send(
     jobs: Sequence[Job],
     share: Share,
     progress: Callable[[int], object],
-    stop_on_error: bool,
+    limits: Limits,
 ) -> Pass:
     records: list[Record] = []
 
     def done(record: Record) -> None:
         records.append(record)
         progress(1)
-        if stop_on_error and record.error is not None:
+        if limits.on_error and record.error is not None:
             share.tickets.close()
 
+    if limits.seconds is not None:
+        asyncio.get_running_loop().call_later(limits.seconds - share.clock.now(), share.tickets.close)
     async with Client(target) as client, Strain() as strain:
         await arrivals.run(jobs, client.send, done, share)
     return records, [strain]
@@ -163,13 +172,13 @@ def _child(index: int, processes: int, target: Target, pipe: Connection, followi
 
     while True:
         try:
-            arrivals, jobs, stop_on_error = pipe.recv()
+            arrivals, jobs, limits = pipe.recv()
             pipe.send(None)
             share = Share(index, processes, Tickets(len(jobs), following), Clock(pipe.recv()))
         except EOFError:
             return
         try:
-            answer: Pass | BenchError = _run(target, arrivals, jobs, share, progress, stop_on_error)
+            answer: Pass | BenchError = _run(target, arrivals, jobs, share, progress, limits)
         except BenchError as error:
             answer = error
         pipe.send(answer)

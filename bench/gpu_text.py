@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from denizen.bench import checkpoint, environment, phases
 from denizen.bench.client import Target
+from denizen.bench.crew import Limits
 from denizen.bench.errors import BenchError
 from denizen.bench.floor import copy_rate, mean_context, traffic
 from denizen.bench.load import ClosedLoop
@@ -77,6 +78,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("--max-client-lag", type=positive_float, default=5.0, metavar="MS", help="default: %(default)g")
     parser.add_argument("--timeout", type=positive_float, default=40.0, metavar="S", help="a request")
+    parser.add_argument(
+        "--pass-limit", type=positive_float, default=25.0, metavar="S", help="no request starts after it"
+    )
     parser.add_argument("--ready-timeout", type=positive_float, default=180.0, metavar="S", help="default: %(default)g")
     parser.add_argument("--budget", type=positive_float, default=460.0, metavar="S", help="no load starts after this")
     parser.add_argument("--seed", type=int, default=0)
@@ -274,9 +278,9 @@ class _Bench:
         workload = Workload(options.seed, load.requests, load.output_len, load.prompt_tokens)
         with progress(load.passes * load.requests, "req", options) as bar:
             processes = min(options.processes, load.users)
-            results, records = run_levels(
-                target, workload, [ClosedLoop(load.users)], load.passes, bar, processes, stop_on_error=True
-            )
+            limits = Limits(on_error=True, seconds=options.pass_limit)
+            loop = [ClosedLoop(load.users)]
+            results, records = run_levels(target, workload, loop, load.passes, bar, processes, limits)
         results[0].load["name"] = load.name
         collect(self.report, results, records, options.max_client_lag / 1000)
         self.report.data.setdefault("sha256", {})[load.name] = workload.sha256()
@@ -317,9 +321,8 @@ def _body(report: Report, loads: dict[str, LoadResult]) -> str:
     if note := report.data.get("phases"):
         lines.append(f"phases: {note}")
     if ratio := report.figures.get("loop_over_wave"):
-        lines.append(
-            f"closed loop over wave: {ratio['whole']:.3f}; while all users are busy {ratio['all_users_busy']:.3f}"
-        )
+        busy = f"; all users busy: {ratio['all_users_busy']:.3f}" if ratio["all_users_busy"] else ""
+        lines.append(f"closed loop over wave: {ratio['whole']:.3f}{busy}")
     for users, value in report.figures.get("resident_over_host_planned", {}).items():
         lines.append(f"resident over host-planned, {users} users: {value:.3f}")
     return "\n".join(lines)

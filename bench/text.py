@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from denizen.bench.crew import Limits
     from denizen.bench.load import Arrivals
     from denizen.bench.schema import LoadSummary, Record
     from denizen.bench.strain import Strain
@@ -150,16 +151,15 @@ def run_levels(
     passes: int,
     bar: tqdm[NoReturn],
     processes: int = 1,
-    *,
-    stop_on_error: bool = False,
+    limits: Limits | None = None,
 ) -> tuple[list[LoadResult], list[list[Record]]]:
     """Runs every level of load `passes` times; the first pass of each warms up. Returns results and all records.
 
-    `stop_on_error`: after a failed request a level sends no more, since its result is lost already.
+    With `limits.on_error` a level ends with a pass that had a failure, since its result is lost already.
     """
     results: list[LoadResult] = []
     everything: list[list[Record]] = []
-    with Crew(target, processes, stop_on_error=stop_on_error) as crew:
+    with Crew(target, processes, limits) as crew:
         for number, arrivals in enumerate(levels):
             level_records: list[Record] = []
             strains: list[Strain] = []
@@ -171,7 +171,7 @@ def run_levels(
                     record.error = check(record, ignore_eos=target.ignore_eos, stream=target.stream)
                     record.level, record.measured_pass = arrivals.label, measured_pass
                 level_records.extend(batch)
-                if stop_on_error and any(record.error is not None for record in batch):
+                if limits is not None and limits.on_error and any(record.error is not None for record in batch):
                     break
                 if measured_pass > 0:
                     strains.extend(strain)

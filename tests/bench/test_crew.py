@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 from denizen.bench.client import Target
-from denizen.bench.crew import Crew
+from denizen.bench.crew import Crew, Limits
 from denizen.bench.errors import BenchError
 from denizen.bench.load import ClosedLoop, OpenLoop
 from denizen.bench.strain import Strain
@@ -58,12 +58,23 @@ def test_a_closed_loop_over_processes_keeps_its_concurrency() -> None:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_failed_request_may_end_the_pass(processes: int) -> None:
-    with serving(Behaviour(refuse={3})) as peer, Crew(Target(peer.url, "tiny"), processes, stop_on_error=True) as crew:
+    with (
+        serving(Behaviour(refuse={3})) as peer,
+        Crew(Target(peer.url, "tiny"), processes, Limits(on_error=True)) as crew,
+    ):
         records, _ = crew.run(ClosedLoop(2), jobs(40), lambda _: None)
         assert sum(record.error is not None for record in records) == 1
         assert len(records) < 40
         again, _ = crew.run(ClosedLoop(2), jobs(40), lambda _: None)
     assert [record.error for record in again] == [None] * 40
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_pass_may_end_by_time_and_answers_what_is_open(processes: int) -> None:
+    with serving() as peer, Crew(Target(peer.url, "tiny"), processes, Limits(seconds=0.1)) as crew:
+        records, _ = crew.run(ClosedLoop(2), jobs(5000), lambda _: None)
+    assert 0 < len(records) < 5000
+    assert all(record.error is None and record.completion_tokens == record.max_tokens for record in records)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
