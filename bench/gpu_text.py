@@ -27,7 +27,6 @@ from denizen.bench.options import finish, lengths, positive_float, positive_int,
 from denizen.bench.report import table
 from denizen.bench.schema import Report
 from denizen.bench.server import Server
-from denizen.bench.stats import distribution
 from denizen.bench.text import collect, run_levels
 from denizen.bench.workload import Workload
 
@@ -46,6 +45,8 @@ _ABBA_USERS, _ABBA_REQUESTS = (16, 128), 4
 _CONTEXTS, _CONTEXT_USERS, _CONTEXT_OUTPUT = (512, 16_000), 8, 256
 _WAVE_PASSES = 4
 _STOP_TIMEOUT = 15.0
+#: Steps of a bucket that are dropped at a server's start, and without which it says nothing.
+_PHASE_SKIP, _PHASE_MIN = 20, 20
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -222,10 +223,7 @@ class _Bench:
             self.report.data["phases"] = "the worker wrote no phase timers"
             return
         found = self.report.figures.setdefault("phases", {})
-        found[key] = {
-            group.label: {name: distribution(values) for name, values in steps.items()}
-            for group, steps in sorted(phases.read(folder, skip=20).items())
-        }
+        found[key] = phases.summarize(folder, _PHASE_SKIP, _PHASE_MIN)
 
     def _serve(self, loads: list[_Load], extra: list[str] | None = None, env: dict[str, str] | None = None) -> None:
         """Measures `loads` on one server; after one that fails, the rest on a fresh one, which has no requests left."""
@@ -313,9 +311,8 @@ def _body(report: Report, loads: dict[str, LoadResult]) -> str:
         )
     lines = []
     for key, found in report.figures.get("phases", {}).items():
-        for label, values in found.items():
-            parts = [f"{name} {value.p50:.0f}" for name, value in values.items() if value is not None]
-            lines.append(f"{key}, {label}, µs p50: " + ", ".join(parts))
+        if decode := {label: figures for label, figures in found.items() if ", decode," in label}:
+            lines.append(f"{key}:\n{phases.brief(decode)}\n")
     header = ["", "tok/s", "all busy", "TTFT ms p50", "p99", "ITL ms p50", "p99", "failed", "floor tok/s"]
     lines.append(table(header, rows) if rows else "nothing was measured")
     if note := report.data.get("phases"):

@@ -63,24 +63,42 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(options: argparse.Namespace) -> int:
-    groups = read(options.folder, max(0, options.skip))
     report = Report("phases", environment.describe(), shown(options))
+    report.figures = summarize(options.folder, max(0, options.skip), options.min_steps)
+    if not report.figures:
+        raise BenchError(f"{options.folder}: no bucket has {options.min_steps} steps after the first {options.skip}")
     blocks = []
-    for group, steps in sorted(groups.items()):
-        count = max(len(values) for values in steps.values())
-        if count < options.min_steps:
-            continue
-        found = {name: distribution(values) for name, values in steps.items()}
-        report.figures[group.label] = {"steps": count, "us": found}
+    for label, found in report.figures.items():
         rows = [
             [name, *(f"{getattr(values, column):.1f}" for column in ("mean", "p50", "p95"))]
-            for name, values in found.items()
-            if values is not None
+            for name, values in found["us"].items()
         ]
-        blocks.append(f"{group.label}: {count} steps\n" + table(["µs a step", "mean", "p50", "p95"], rows))
-    if not blocks:
-        raise BenchError(f"{options.folder}: no bucket has {options.min_steps} steps after the first {options.skip}")
+        blocks.append(f"{label}: {found['steps']} steps\n" + table(["µs a step", "mean", "p50", "p95"], rows))
     return finish(report, options, "\n\n".join(blocks))
+
+
+def summarize(folder: Path, skip: int, min_steps: int) -> dict[str, dict[str, Any]]:
+    """Of each group with `min_steps` steps after the first `skip`: `steps`, and `us`: a distribution a phase."""
+    figures = {}
+    for group, steps in sorted(read(folder, skip).items()):
+        if (count := max(len(values) for values in steps.values())) >= min_steps:
+            us = {name: found for name, values in steps.items() if (found := distribution(values)) is not None}
+            figures[group.label] = {"steps": count, "us": us}
+    return figures
+
+
+def brief(figures: dict[str, dict[str, Any]]) -> str:
+    """One line a group: the median of each phase."""
+    names = list(dict.fromkeys(name for found in figures.values() for name in found["us"]))
+    rows = [
+        [
+            label,
+            str(found["steps"]),
+            *(f"{found['us'][name].p50:.0f}" if name in found["us"] else "–" for name in names),
+        ]
+        for label, found in figures.items()
+    ]
+    return table(["µs p50", "steps", *names], rows)
 
 
 def read(folder: Path, skip: int = 0) -> dict[Group, Steps]:
