@@ -90,14 +90,10 @@ def summarize(folder: Path, skip: int, min_steps: int) -> dict[str, dict[str, An
 def brief(figures: dict[str, dict[str, Any]]) -> str:
     """One line a group: the median of each phase."""
     names = list(dict.fromkeys(name for found in figures.values() for name in found["us"]))
-    rows = [
-        [
-            label,
-            str(found["steps"]),
-            *(f"{found['us'][name].p50:.0f}" if name in found["us"] else "–" for name in names),
-        ]
-        for label, found in figures.items()
-    ]
+    rows = []
+    for label, found in figures.items():
+        medians = [f"{found['us'][name].p50:.0f}" if name in found["us"] else "–" for name in names]
+        rows.append([label, str(found["steps"]), *medians])
     return table(["µs p50", "steps", *names], rows)
 
 
