@@ -89,7 +89,9 @@ def summarize(folder: Path, skip: int, min_steps: int) -> dict[str, dict[str, An
 
 def brief(figures: dict[str, dict[str, Any]]) -> str:
     """One line a group: the median of each phase."""
-    names = list(dict.fromkeys(name for found in figures.values() for name in found["us"]))
+    # A group may lack a phase; the order is that of the group that has most.
+    fullest = sorted((found["us"] for found in figures.values()), key=len, reverse=True)
+    names = list(dict.fromkeys(name for us in fullest for name in us))
     rows = []
     for label, found in figures.items():
         medians = [f"{found['us'][name].p50:.0f}" if name in found["us"] else "–" for name in names]
