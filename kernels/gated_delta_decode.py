@@ -79,16 +79,25 @@ def _key_heads(mixed: torch.Tensor, state: torch.Tensor) -> int:
 def _convolve(
     mixed: tl.tensor, weight: tl.tensor, state: tl.tensor, channel: tl.tensor, C: tl.constexpr, K: tl.constexpr
 ) -> Any:
-    """One token of the channels of a row: silu of the convolution, fp32; shifts their state. One owner a channel."""
-    newest = tl.load(mixed + channel)
-    total = newest.to(tl.float32) * tl.load(weight + channel * K + K - 1).to(tl.float32)
+    """One token of the channels of a row: silu of the convolution, fp32, and the taps that :func:`_shift` stores."""
+    kept = ()
+    total = tl.zeros(channel.shape, tl.float32)
     for tap in tl.static_range(K - 1):
         past = tl.load(state + tap * C + channel)
         total += past.to(tl.float32) * tl.load(weight + channel * K + tap).to(tl.float32)
         if tap > 0:
-            tl.store(state + (tap - 1) * C + channel, past)
-    tl.store(state + (K - 2) * C + channel, newest.to(state.dtype.element_ty))
-    return total * tl.sigmoid(total)
+            kept = kept + (past,)
+    newest = tl.load(mixed + channel)
+    total += newest.to(tl.float32) * tl.load(weight + channel * K + K - 1).to(tl.float32)
+    return total * tl.sigmoid(total), kept + (newest.to(state.dtype.element_ty),)
+
+
+@jit
+def _shift(state: tl.tensor, kept: tl.tuple, channel: tl.tensor, C: tl.constexpr, K: tl.constexpr) -> None:
+    """Replaces the taps. A barrier must lie between: a vector shorter than the program has threads is loaded by several
+    of its warps, and the first of them would store what another has yet to load."""
+    for tap in tl.static_range(K - 1):
+        tl.store(state + tap * C + channel, kept[tap])
 
 
 @jit
@@ -156,22 +165,34 @@ def _fused_kernel(
         # The state is on its way while the convolution works: stores below would hold the load back.
         own = state + (slot * KEY_HEADS + head) * GROUP * DK * DV + in_key[:, None] * DV + in_value[None, :]
         held = tl.load(own).to(tl.float32)
-        query = _convolve(source, conv_weight, taps, head * DK + in_key, C, K)
-        key = _convolve(source, conv_weight, taps, (KEY_HEADS + head) * DK + in_key, C, K)
+        query_channel = head * DK + in_key
+        key_channel = (KEY_HEADS + head) * DK + in_key
+        value_channel = 2 * KEY_HEADS * DK + head * GROUP * DV + in_value
+        query, query_taps = _convolve(source, conv_weight, taps, query_channel, C, K)
+        key, key_taps = _convolve(source, conv_weight, taps, key_channel, C, K)
+        values = ()
+        value_taps = ()
+        for member in tl.static_range(GROUP):
+            value, kept = _convolve(source, conv_weight, taps, value_channel + member * DV, C, K)
+            values = values + (value,)
+            value_taps = value_taps + (kept,)
+        tl.debug_barrier()
+        _shift(taps, query_taps, query_channel, C, K)
+        _shift(taps, key_taps, key_channel, C, K)
+        for member in tl.static_range(GROUP):
+            _shift(taps, value_taps[member], value_channel + member * DV, C, K)
         for member in tl.static_range(GROUP):
             value_head = head * GROUP + member
             tile = own + member * DK * DV
             if member > 0:
                 held = tl.load(tile).to(tl.float32)
-            channel = 2 * KEY_HEADS * DK + value_head * DV + in_value
-            value = _convolve(source, conv_weight, taps, channel, C, K)
             log_decay, beta = gate_values(
                 tl.load(b + row64 * b_stride + value_head),
                 tl.load(a + row64 * a_stride + value_head),
                 tl.load(rate + value_head),
                 tl.load(dt_bias + value_head),
             )
-            held, y = _delta(held, query, key, value, tl.exp(log_decay), beta, SCALE)
+            held, y = _delta(held, query, key, values[member], tl.exp(log_decay), beta, SCALE)
             tl.store(tile, held.to(state.dtype.element_ty))
             gate = tl.load(z + row64 * z_stride + value_head * DV + in_value).to(tl.float32)
             y *= tl.rsqrt(tl.sum(y * y, 0) / DV + eps) * tl.load(norm_weight + in_value).to(tl.float32)
@@ -197,7 +218,9 @@ def _conv_kernel(
     slot = tl.load(slots + row).to(tl.int64)
     if slot != NULL:
         taps = conv_state + slot * (K - 1) * C
-        result = _convolve(mixed + row * mixed_stride, conv_weight, taps, channel, C, K)
+        result, kept = _convolve(mixed + row * mixed_stride, conv_weight, taps, channel, C, K)
+        tl.debug_barrier()
+        _shift(taps, kept, channel, C, K)
         tl.store(out + row * C + channel, result.to(out.dtype.element_ty))
 
 
