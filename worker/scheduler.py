@@ -35,7 +35,9 @@ class Scheduler:
         planner: Planner,
         context: int,
         prefill_chunk: int,
+        prefill_rows: int | None = None,
     ) -> None:
+        """``prefill_chunk``, ``prefill_rows``: most tokens and requests of a prefill step (None = any number)."""
         self.rows = rows
         self.kv = kv
         self.state = state
@@ -43,6 +45,7 @@ class Scheduler:
         self.planner = planner
         self.context = context
         self.prefill_chunk = prefill_chunk
+        self.prefill_rows = prefill_rows or rows.capacity
         self.waiting: deque[Request] = deque()  #: by arrival
         self.running: list[Request] = []  #: by arrival
         self.preemptions = 0
@@ -113,10 +116,10 @@ class Scheduler:
         chunks: list[tuple[Request, int]] = []
         for request in self.running:
             left = len(request.tokens) - request.computed
-            if left and budget:
+            if left and budget and len(chunks) < self.prefill_rows:
                 chunks.append((request, min(left, budget)))
                 budget -= min(left, budget)
-        while budget and self.waiting:
+        while budget and self.waiting and len(chunks) < self.prefill_rows:
             request = self.waiting[0]
             if not self._admit(request):
                 break

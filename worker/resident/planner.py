@@ -53,6 +53,11 @@ class Entry:
     samples: bool  #: its last token is followed by a sampled one
 
 
+#: Words to which sections of a step's inputs are aligned: 16 bytes.
+_ALIGN = 4
+_PADDING = np.zeros(_ALIGN, np.int32)
+
+
 class StepInputs:
     """Everything a step reads from the host, in one int32 buffer, so that it travels in one copy."""
 
@@ -66,6 +71,14 @@ class StepInputs:
         self.sections[name] = (self._size, self._size + len(flat), values.shape)
         self._parts.append(flat)
         self._size += len(flat)
+        if padding := -self._size % _ALIGN:
+            self._parts.append(_PADDING[:padding])
+            self._size += padding
+
+    def section(self, buffer: np.ndarray, name: str) -> np.ndarray | None:
+        """The flat section ``name`` of a packed buffer; None if there is none."""
+        place = self.sections.get(name)
+        return None if place is None else buffer[place[0] : place[1]]
 
     def pack(self) -> np.ndarray:
         """The buffer; sections are ``buffer[begin:end]``, reshaped."""
@@ -113,6 +126,7 @@ class Planner:
         self.resident = resident
         self.buckets = tuple(buckets)
         self._steps = 0
+        self._of_walk = dict.fromkeys(walks, 0)
         self._written = {name: tuple(key for key in pools if walk.streams.get(key)) for name, walk in walks.items()}
         self._modes = {name: self._walk_modes(walk, mode) for name, walk in walks.items()}
 
@@ -220,7 +234,9 @@ class Planner:
         """The step will run next: moves the mirror."""
         self._steps += 1
         plan.number = self._steps
-        plan.graph_slot = plan.number % GRAPH_SLOTS
+        # Slots alternate within a walk: an iteration has a step of each, and two iterations may be on the device.
+        self._of_walk[plan.walk] += 1
+        plan.graph_slot = self._of_walk[plan.walk] % GRAPH_SLOTS
         for request, key, page in plan.appended:
             assert request.held is not None
             request.held.pages[key].append(page)
