@@ -1,16 +1,22 @@
-"""The device thread: runs committed steps one after the other, in the order in which they were queued."""
+"""Where committed steps run, one after the other, in the order in which they were queued.
+
+On a CPU a thread of its own computes them. A GPU needs none: launching a step takes microseconds, so that the plan
+thread does it itself and polls for the results, and nothing waits for the interpreter.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from denizen.worker.graphs import Launched
     from denizen.worker.resident.planner import StepPlan
     from denizen.worker.runner import StepResult
     from denizen.worker.served import ServedModel
@@ -26,6 +32,56 @@ class FinishedStep:
     plan: StepPlan
     result: StepResult | None
     error: Exception | None
+
+
+class Device(Protocol):
+    """Runs steps in order. Called by the plan thread."""
+
+    def submit(self, served: ServedModel, plan: StepPlan) -> None:
+        """Queues a committed step."""
+        ...
+
+    def wait(self) -> FinishedStep:
+        """The oldest step that was not waited for; blocks until it has run."""
+        ...
+
+    def close(self, timeout: float) -> bool:
+        """Runs what is queued, then ends; False if that takes longer than ``timeout`` seconds."""
+        ...
+
+
+class LaunchQueue:
+    """Steps under way on a GPU. A step that cannot be launched comes back as failed, in its turn."""
+
+    def __init__(self, begins: Callable[[str], None]) -> None:
+        """``begins(walk)`` is called before each launch."""
+        self._begins = begins
+        self._steps: deque[tuple[ServedModel, StepPlan, Launched | Exception]] = deque()
+
+    def submit(self, served: ServedModel, plan: StepPlan) -> None:
+        self._begins(plan.walk)
+        launched: Launched | Exception
+        try:
+            launched = served.runner.launch(plan)
+        except Exception as raised:
+            _log.exception("step %d (%s) of model '%s' was not launched", plan.number, plan.walk, served.name)
+            launched = raised
+        self._steps.append((served, plan, launched))
+
+    def wait(self) -> FinishedStep:
+        served, plan, launched = self._steps.popleft()
+        if isinstance(launched, Exception):
+            return FinishedStep(served, plan, None, launched)
+        try:
+            return FinishedStep(served, plan, launched.wait(), None)
+        except Exception as raised:
+            _log.exception("step %d (%s) of model '%s' failed", plan.number, plan.walk, served.name)
+            return FinishedStep(served, plan, None, raised)
+
+    def close(self, timeout: float) -> bool:
+        while self._steps:
+            self.wait()
+        return True
 
 
 class DeviceThread:

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from denizen.worker.device import DeviceThread, FinishedStep
+from denizen.worker.device import Device, DeviceThread, FinishedStep, LaunchQueue
 from denizen.worker.errors import RequestError
 from denizen.worker.protocol import (
     Abort,
@@ -63,7 +63,9 @@ class Engine:
         self._prepared: dict[str, StepPlan] = {}
         self._draining = False
         self._stop: str | None = None
-        self._device = DeviceThread(lambda walk: channel.arena.set_phase(_WALK_PHASE[walk]))
+        launches = all(served.launches for served in models)
+        kind = LaunchQueue if launches else DeviceThread
+        self._device: Device = kind(lambda walk: channel.arena.set_phase(_WALK_PHASE[walk]))
         self._steps = self._prefill_tokens = self._decode_tokens = 0
         self._sent_stats = Stats()
         self._stats_due = 0.0

@@ -295,4 +295,3 @@ class PrefillStep(StaticStep):
 
 
 _PREFILL_SECTIONS = ("slots", "cu_seqlens", "starts", "tokens", "sampled")
-

@@ -106,9 +106,7 @@ class FlashInferAttention:
         #: each ``[layers, pages, page_size, kv_heads, head_dim]``
         self.keys, self.values = allocate_kv(spec, pages, page_size, device, dtype)
 
-    def decode_step(
-        self, rows: int, workspace: SlotWorkspace, tensor_cores: bool | None = None
-    ) -> FlashInferStep:
+    def decode_step(self, rows: int, workspace: SlotWorkspace, tensor_cores: bool | None = None) -> FlashInferStep:
         """A step of ``rows`` rows with one query each, for a graph.
 
         ``tensor_cores`` None = whatever is faster; True where the graph shall plan for itself.

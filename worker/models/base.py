@@ -65,8 +65,8 @@ class Batch:
     """One step of one walk. All tensors are on the model's device.
 
     Row ``i`` of the batch owns tokens ``cu_seqlens[i]:cu_seqlens[i + 1]``. In a decode walk every row has one token.
-    Padding rows have slot 0 (the null row); in a prefill walk they have no tokens, and tokens after ``cu_seqlens[B]`` pad
-    a captured step: what is computed for them is not looked at.
+    Padding rows have slot 0 (the null row); in a prefill walk they have no tokens. Tokens after ``cu_seqlens[B]`` pad a
+    captured step. What is computed for padding is not looked at.
     """
 
     walk: str
