@@ -169,6 +169,8 @@ class GraphRunner:
         side = torch.cuda.Stream(self._device)
         # Largest first: what the smaller ones need then fits into memory that the pool has already.
         for (walk, bucket, slot), step in sorted(self._steps.items(), key=lambda item: -item[0][1]):
+            if self._mode is not PlanMode.HOST_PLAN_FREE:
+                self._plan_padding(step)
             for variant in Variant:
                 if slot == 0:
                     step.finish(step.forward(), variant)  # compiles kernels and lets libraries choose theirs
@@ -241,6 +243,11 @@ class GraphRunner:
         """Row writes too long for the step's block, in a copy of their own."""
         runs, payload = (self._section(plan, name).to(self._device) for name in ("runs", "payload"))
         apply_row_writes(self.tables.words, runs.view(-1, 2), payload)
+
+    def _plan_padding(self, step: StaticStep) -> None:
+        rows = step.attention.shape.rows
+        queries = torch.zeros(rows + 1, dtype=torch.int32) if isinstance(step, PrefillStep) else None
+        step.attention.plan(torch.arange(rows + 1, dtype=torch.int32), queries)
 
     def _plan_on_host(self, step: StaticStep, plan: StepPlan) -> None:
         """Page counts to FlashInfer's planner and, in a full plan, page arrays to the device."""

@@ -19,8 +19,9 @@ from denizen.worker.protocol import Done
 
 from tests.worker.peer import Peer, assert_empty
 
-#: Largest difference of any logit from fp32 transformers, and its root mean square; logits have a deviation near 1.2.
-BOUND, BOUND_RMS = 0.25, 0.03
+#: Largest difference of any logit from fp32 transformers, and its root mean square over a text; logits have a deviation
+#: near 1.2.
+BOUND, BOUND_RMS = 0.3, 0.03
 KINDS = ("qwen3_5", "llama")
 
 
@@ -62,8 +63,9 @@ def test_teacher_forced_logits_equal_those_of_transformers() -> None:
         prompts = [max(1, len(ids) - 12 * (i % 3)) for i, ids in enumerate(sequences)]
         served = serve(folder, rows=8, chunk=256)
         worst = spread = 0.0
-        for ids, got in zip(sequences, teacher_forced(served, sequences, prompts), strict=True):
-            difference = got - reference(model, ids)
+        want = [reference(model, ids) for ids in sequences]
+        for full, got in zip(want, teacher_forced(served, sequences, prompts), strict=True):
+            difference = got - full
             assert not difference.isnan().any(), f"{kind}: logits that are not numbers"
             worst = max(worst, difference.abs().max().item())
             spread = max(spread, difference.square().mean().sqrt().item())

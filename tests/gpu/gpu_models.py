@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from pathlib import Path
@@ -57,8 +58,9 @@ def make(kind: str, folder: Path, seed: int = 0) -> Any:
         for name, parameter in model.named_parameters():
             _randomise(name, parameter, config.hidden_size)
             parameter.copy_(parameter.bfloat16())
-    model.bfloat16().save_pretrained(folder)
-    return model.float()
+    # A copy: bfloat16() would also round the rotary frequencies of the model that is compared with.
+    copy.deepcopy(model).bfloat16().save_pretrained(folder)
+    return model
 
 
 def _randomise(name: str, parameter: torch.Tensor, hidden: int) -> None:
