@@ -7,16 +7,20 @@ thread does it itself and polls for the results, and nothing waits for the inter
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Protocol
 
+from denizen.worker.phases import BLOCKED
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from denizen.worker.graphs import Launched
+    from denizen.worker.phases import Stopwatch
     from denizen.worker.resident.planner import StepPlan
     from denizen.worker.runner import StepResult
     from denizen.worker.served import ServedModel
@@ -32,6 +36,8 @@ class FinishedStep:
     plan: StepPlan
     result: StepResult | None
     error: Exception | None
+    work_s: float = 0.0  #: of a device thread: on the step
+    wait_s: float = 0.0  #: and before it, for the step to come
 
 
 class Device(Protocol):
@@ -53,13 +59,15 @@ class Device(Protocol):
 class LaunchQueue:
     """Steps under way on a GPU. A step that cannot be launched comes back as failed, in its turn."""
 
-    def __init__(self, begins: Callable[[str], None]) -> None:
+    def __init__(self, begins: Callable[[str], None], stopwatch: Stopwatch) -> None:
         """``begins(walk)`` is called before each launch."""
         self._begins = begins
+        self._stopwatch = stopwatch
         self._steps: deque[tuple[ServedModel, StepPlan, Launched | Exception]] = deque()
 
     def submit(self, served: ServedModel, plan: StepPlan) -> None:
         self._begins(plan.walk)
+        self._stopwatch.lap("plan_rest")
         launched: Launched | Exception
         try:
             launched = served.runner.launch(plan)
@@ -67,13 +75,17 @@ class LaunchQueue:
             _log.exception("step %d (%s) of model '%s' was not launched", plan.number, plan.walk, served.name)
             launched = raised
         self._steps.append((served, plan, launched))
+        self._stopwatch.lap("device_work")
 
     def wait(self) -> FinishedStep:
         served, plan, launched = self._steps.popleft()
         if isinstance(launched, Exception):
             return FinishedStep(served, plan, None, launched)
+        self._stopwatch.lap("plan_rest")
         try:
-            return FinishedStep(served, plan, launched.wait(), None)
+            launched.wait()
+            self._stopwatch.lap("device_wait")
+            return FinishedStep(served, plan, launched.result(), None)
         except Exception as raised:
             _log.exception("step %d (%s) of model '%s' failed", plan.number, plan.walk, served.name)
             return FinishedStep(served, plan, None, raised)
@@ -87,9 +99,10 @@ class LaunchQueue:
 class DeviceThread:
     """``submit`` and ``wait`` are called by the plan thread; steps come back in the order of their submission."""
 
-    def __init__(self, begins: Callable[[str], None]) -> None:
+    def __init__(self, begins: Callable[[str], None], stopwatch: Stopwatch) -> None:
         """``begins(walk)`` is called on the device thread before each step."""
         self._begins = begins
+        self._stopwatch = stopwatch
         self._steps: SimpleQueue[tuple[ServedModel, StepPlan] | None] = SimpleQueue()
         self._finished: SimpleQueue[FinishedStep] = SimpleQueue()
         self._thread = Thread(target=self._run, name="device", daemon=True)
@@ -100,7 +113,12 @@ class DeviceThread:
 
     def wait(self) -> FinishedStep:
         """The oldest step that was not waited for; blocks until it has run."""
-        return self._finished.get()
+        self._stopwatch.lap("plan_rest")
+        step = self._finished.get()
+        self._stopwatch.lap(BLOCKED)
+        self._stopwatch.add("device_work", step.work_s)
+        self._stopwatch.add("device_wait", step.wait_s)
+        return step
 
     def close(self, timeout: float) -> bool:
         """Runs what is queued, then ends; False if that takes longer than ``timeout`` seconds."""
@@ -109,12 +127,15 @@ class DeviceThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        ended = time.perf_counter()
         while (item := self._steps.get()) is not None:
             served, plan = item
+            began = time.perf_counter()
             try:
                 self._begins(plan.walk)
                 result, error = served.runner.run(plan), None
             except Exception as raised:
                 _log.exception("step %d (%s) of model '%s' failed", plan.number, plan.walk, served.name)
                 result, error = None, raised
-            self._finished.put(FinishedStep(served, plan, result, error))
+            waited, ended = began - ended, time.perf_counter()
+            self._finished.put(FinishedStep(served, plan, result, error, ended - began, waited))

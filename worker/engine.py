@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from denizen.worker.device import Device, DeviceThread, FinishedStep, LaunchQueue
 from denizen.worker.errors import RequestError
+from denizen.worker.phases import Stopwatch
 from denizen.worker.protocol import (
     Abort,
     Bye,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from denizen.worker.channel import Channel
     from denizen.worker.protocol import Envelope
     from denizen.worker.resident.planner import StepPlan
+    from denizen.worker.runner import StepResult
     from denizen.worker.served import ServedModel
 
 _log = logging.getLogger(__name__)
@@ -53,8 +55,18 @@ _CLOSE_S = 10.0
 class Engine:
     """Serves the requests of a channel with the models of one device."""
 
-    def __init__(self, channel: Channel, models: Sequence[ServedModel], *, overlap: bool = True) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        models: Sequence[ServedModel],
+        *,
+        overlap: bool = True,
+        stopwatch: Stopwatch | None = None,
+    ) -> None:
         self.channel = channel
+        self.stopwatch = stopwatch or Stopwatch()
+        for served in models:
+            served.time_with(self.stopwatch)
         self.models = {served.name: served for served in models}
         self.overlap = overlap
         self._depth = 2 if overlap else 1
@@ -65,7 +77,7 @@ class Engine:
         self._stop: str | None = None
         launches = all(served.launches for served in models)
         kind = LaunchQueue if launches else DeviceThread
-        self._device: Device = kind(lambda walk: channel.arena.set_phase(_WALK_PHASE[walk]))
+        self._device: Device = kind(lambda walk: channel.arena.set_phase(_WALK_PHASE[walk]), self.stopwatch)
         self._steps = self._prefill_tokens = self._decode_tokens = 0
         self._sent_stats = Stats()
         self._stats_due = 0.0
@@ -87,6 +99,7 @@ class Engine:
                 self._send_stats()
         finally:
             closed = self._device.close(_CLOSE_S)
+            self.stopwatch.close()
         if not closed:
             _log.warning("a step is still running after %.0f s", _CLOSE_S)
         self._send_stats(last=True)
@@ -104,8 +117,8 @@ class Engine:
         if len(self._queued) >= self._depth or (self._queued and not steps):
             if self.overlap:
                 self._prepare()
-            for _ in range(self._queued.popleft()):
-                self._finish(self._device.wait())
+            done = [self._finish(self._device.wait()) for _ in range(self._queued.popleft())]
+            self.stopwatch.step(*done[-1])
         elif not self._queued and not all(served.scheduler.idle for served in self.models.values()):
             raise AssertionError("requests wait, nothing runs and nothing can be admitted")
 
@@ -130,6 +143,7 @@ class Engine:
         busy = bool(self._queued) or not all(served.scheduler.idle for served in self.models.values())
         timeout = 0
         if not busy:
+            self.stopwatch.idle()
             self.channel.arena.set_phase(PHASE_IDLE)
             timeout = self._idle_timeout_ms()
         for envelope in self.channel.receive(timeout):
@@ -176,22 +190,27 @@ class Engine:
             return
         self._live[id] = served, request
 
-    def _finish(self, step: FinishedStep) -> None:
-        """Handles the results of a step: tokens out, requests that ended."""
-        scheduler, plan = step.served.scheduler, step.plan
-        scheduler.complete(plan)
+    def _finish(self, step: FinishedStep) -> tuple[str, int]:
+        """Handles the results of a step: tokens out, requests that ended. Returns its walk and bucket."""
+        plan = step.plan
+        step.served.scheduler.complete(plan)
         if step.result is None:
             self._fail(step)
-            return
+        else:
+            self._deliver(step, step.result)
+        self.stopwatch.lap("device_work")
+        return plan.walk, plan.bucket
+
+    def _deliver(self, step: FinishedStep, result: StepResult) -> None:
+        plan = step.plan
         if plan.walk == "decode":
             self._decode_tokens += len(plan.entries)
         else:
             self._prefill_tokens += sum(entry.count for entry in plan.entries)
-        for scores in step.result.prompt_scores or ():
+        for scores in result.prompt_scores or ():
             scores.request.scored[scores.first : scores.first + len(scores.scores)] = scores.scores
         rows: list[TokenRow] = []
         ended: list[tuple[int, str]] = []
-        result = step.result
         tokens = result.tokens.tolist()
         sampling = [entry.request for entry in plan.entries if entry.samples]
         for index, request in enumerate(sampling):

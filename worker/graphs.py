@@ -17,6 +17,7 @@ import torch
 from denizen.kernels.row_writes import apply_row_writes
 from denizen.worker.attention.flashinfer import SlotWorkspace
 from denizen.worker.errors import DeviceError, StepError
+from denizen.worker.phases import Stopwatch
 from denizen.worker.pools.kv import SINK_PAGE
 from denizen.worker.resident.planner import GRAPH_SLOTS, PlanMode
 from denizen.worker.runner import StepResult
@@ -77,7 +78,7 @@ class Launched:
         """Logits of every token, to go into the result."""
         self._logits = logits
 
-    def wait(self) -> StepResult:
+    def wait(self) -> None:
         """Polls until the tokens are there. Raises what the device raises."""
         view, count = self._mailbox.view, self._count
         check = time.monotonic() + _CHECK_S
@@ -91,9 +92,9 @@ class Launched:
                 lost = lost or now + _LOST_S
                 if now > lost:
                     raise StepError("the step has run, but its tokens have not arrived")
-        return self._result()
 
-    def _result(self) -> StepResult:
+    def result(self) -> StepResult:
+        """What has arrived, copied: the slot's next step overwrites it (E6)."""
         plan, logprobs = self._plan, self._mailbox.logprobs
         if plan.walk == "decode":
             chosen = np.arange(len(plan.entries))
@@ -133,6 +134,7 @@ class GraphRunner:
         self.model = model
         self.tables = tables
         self.sampler = sampler
+        self.stopwatch = Stopwatch()
         self._device = tables.words.device
         self._mode = mode
         self._key = key
@@ -199,7 +201,9 @@ class GraphRunner:
         if not step.fill(plan):
             self._write_rows(plan)
         if self._mode is not PlanMode.HOST_PLAN_FREE:
+            self.stopwatch.lap("device_work")
             self._plan_on_host(step, plan)
+            self.stopwatch.lap("plan_attention")
         variant = Variant.of(plan.sample.features)
         if plan.all_logits or any(entry.request.prompt_logprobs is not None for entry in plan.entries):
             return self._score(step, plan, variant)
@@ -212,7 +216,9 @@ class GraphRunner:
 
     def run(self, plan: StepPlan) -> StepResult:
         """Launches and waits."""
-        return self.launch(plan).wait()
+        launched = self.launch(plan)
+        launched.wait()
+        return launched.result()
 
     def _score(self, step: StaticStep, plan: StepPlan, variant: Variant) -> Launched:
         """Without a graph: steps that need more than the sampled rows' logits."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from denizen.worker.config import EngineConfig, PoolConfig, SchedulerConfig
     from denizen.worker.models.base import Model, StatePoolSpec
+    from denizen.worker.phases import Stopwatch
     from denizen.worker.protocol import Submit
 
 #: Part of the available memory that the KV pools and states may take when ``kv_tokens`` is not given, by device type.
@@ -55,6 +56,12 @@ class ServedModel:
     def launches(self) -> bool:
         """The runner queues steps on a device and returns at once."""
         return hasattr(self.runner, "launch")
+
+    def time_with(self, stopwatch: Stopwatch) -> None:
+        """Phases of planning and launching go to ``stopwatch``."""
+        self.scheduler.planner.stopwatch = stopwatch
+        if isinstance(self.runner, GraphRunner):
+            self.runner.stopwatch = stopwatch
 
     @classmethod
     def build(

@@ -23,6 +23,7 @@ import torch
 from denizen.worker.channel import Channel
 from denizen.worker.engine import Engine
 from denizen.worker.messages import Kind
+from denizen.worker.phases import PHASES, PhaseTimers
 from denizen.worker.protocol import Drain, Submit, decode, encode
 from gpu_models import make, serve
 
@@ -74,6 +75,26 @@ class LoopArena:
         pass
 
 
+class Phases(PhaseTimers):
+    """Phase timers that are kept, not written."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/dev/null"))
+
+    def _write(self) -> None:
+        pass
+
+    def medians(self, walk: str) -> str:
+        """Of the bucket with most steps."""
+        found = [(len(rows), bucket, rows) for (name, bucket), rows in self._steps.items() if name == walk]
+        if not found:
+            return ""
+        _, bucket, rows = max(found, key=lambda item: item[0])
+        columns = [[row[i] for row in rows if row[i] is not None] for i in range(len(PHASES))]
+        shown = [f"{name} {statistics.median(values):.0f}" for name, values in zip(PHASES, columns) if values]
+        return f"{walk} {bucket}: " + ", ".join(shown)
+
+
 def run(served, concurrency: int, total: int, low: int, high: int, seed: int, **options) -> dict[str, float]:
     """Closed loop of ``total`` requests."""
     rng = random.Random(seed)
@@ -83,7 +104,8 @@ def run(served, concurrency: int, total: int, low: int, high: int, seed: int, **
         for _ in range(total)
     ]
     arena = LoopArena(requests, concurrency)
-    engine = Engine(Channel(arena, Full, TooLarge), [served])
+    timers = Phases()
+    engine = Engine(Channel(arena, Full, TooLarge), [served], stopwatch=timers)
     waited, done = [], []
     wait = engine._device.wait
 
@@ -109,6 +131,8 @@ def run(served, concurrency: int, total: int, low: int, high: int, seed: int, **
         "steps": len(decodes),
         "prefills": len(done) - len(decodes),
         "failed": arena.failed,
+        "phases": timers.medians("decode"),
+        "prefill_phases": timers.medians("prefill"),
     }
 
 
@@ -156,7 +180,8 @@ def main() -> None:
                 f"  p99 {got['step_p99']:7.0f}  host {got['host']:6.0f} µs/step  {got['steps']} steps"
                 f"  {got['prefills']} prefills  {got['failed']} failed"
             )
-            print(lines[-1], flush=True)
+            lines += [f"{'':11s}{got[name]}" for name in ("phases", "prefill_phases") if got[name]]
+            print("\n".join(lines[-3:]), flush=True)
     if options.profile:
         profile(served)
     print("\n".join(["", "== worker timings", *lines]))

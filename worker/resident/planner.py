@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
+from denizen.worker.phases import Stopwatch
 from denizen.worker.pools.kv import SINK_PAGE
 from denizen.worker.pools.state import NULL_SLOT
 from denizen.worker.resident.mirror import Advance
@@ -124,6 +125,7 @@ class Planner:
         self.pools = pools
         self.walks = walks
         self.resident = resident
+        self.stopwatch = Stopwatch()
         self.buckets = tuple(buckets)
         self._steps = 0
         self._of_walk = dict.fromkeys(walks, 0)
@@ -152,6 +154,7 @@ class Planner:
 
     def prepare_decode(self, requests: Sequence[Request]) -> StepPlan | None:
         """One token for every request; None if the pages that it needs are not there (nothing is taken then)."""
+        self.stopwatch.lap("plan_rest")
         rows = np.fromiter((request.row for request in requests), np.int64, len(requests))
         appended = self._append_pages(requests, rows)
         if appended is None:
@@ -171,6 +174,9 @@ class Planner:
         self._put_writes(inputs, writes)
         ones = np.ones(len(rows), np.int32)
         self._put_pages("decode", inputs, requests, rows, ones, bucket, appended)
+        self.stopwatch.lap("plan_kv")
+        sample = SamplePlan.of([(request.params, request.planned) for request in requests], bucket)
+        self.stopwatch.lap("plan_sampler")
         entries = [
             Entry(request, request.row, len(request.prompt) + request.planned - 1, 1, True) for request in requests
         ]
@@ -181,7 +187,7 @@ class Planner:
             inputs,
             inputs.pack(),
             self._modes["decode"],
-            SamplePlan.of([(request.params, request.planned) for request in requests], bucket),
+            sample,
             Advance(rows, ones, self._written["decode"]),
             1,
             appended=appended,
@@ -189,6 +195,7 @@ class Planner:
 
     def prepare_prefill(self, chunks: Sequence[tuple[Request, int]]) -> StepPlan:
         """The next ``count`` tokens of every request; the rows of requests that begin are written."""
+        self.stopwatch.lap("plan_rest")
         rows = np.fromiter((request.row for request, _ in chunks), np.int64, len(chunks))
         counts = np.fromiter((count for _, count in chunks), np.int32, len(chunks))
         requests = [request for request, _ in chunks]
@@ -216,7 +223,10 @@ class Planner:
         )
         inputs.put("sampled", np.flatnonzero([entry.samples for entry in entries]).astype(np.int32))
         self._put_pages("prefill", inputs, requests, rows, counts, len(rows), [])
+        self.stopwatch.lap("plan_kv")
         sampled = [(e.request.params, e.request.planned) for e in entries if e.samples]
+        sample = SamplePlan.of(sampled, len(sampled))
+        self.stopwatch.lap("plan_sampler")
         return StepPlan(
             "prefill",
             len(rows),
@@ -224,7 +234,7 @@ class Planner:
             inputs,
             inputs.pack(),
             self._modes["prefill"],
-            SamplePlan.of(sampled, len(sampled)),
+            sample,
             Advance(rows, counts, self._written["prefill"]),
             int(counts.max()),
             begins,
