@@ -204,26 +204,25 @@ class Engine:
     def _deliver(self, step: FinishedStep, result: StepResult) -> None:
         plan = step.plan
         if plan.walk == "decode":
-            self._decode_tokens += len(plan.entries)
+            self._decode_tokens += len(plan.requests)
         else:
-            self._prefill_tokens += sum(entry.count for entry in plan.entries)
+            self._prefill_tokens += int(plan.advance.counts.sum())
         for scores in result.prompt_scores or ():
             scores.request.scored[scores.first : scores.first + len(scores.scores)] = scores.scores
         rows: list[TokenRow] = []
         ended: list[tuple[int, str]] = []
-        tokens = result.tokens.tolist()
-        sampling = [entry.request for entry in plan.entries if entry.samples]
-        for index, request in enumerate(sampling):
+        for index, (request, token) in enumerate(zip(plan.sampling, result.tokens.tolist(), strict=True)):
             if request.phase is Phase.ENDED:
                 continue  # an over-run token, or the request was aborted
-            reason = request.accept(tokens[index])
+            reason = request.accept(token)
             if reason is not None:
                 ended.append((request.id, reason))
-            if reason != "stop":
-                row = TokenRow(request.id, len(request.outputs) - 1, tokens[index])
-                if request.params.logprobs is not None:
-                    row = _with_logprobs(row, step, index, request.params.logprobs)
-                rows.append(row)
+                if reason == "stop":
+                    continue
+            row = TokenRow(request.id, len(request.outputs) - 1, token)
+            if request.params.logprobs is not None:
+                row = _with_logprobs(row, step, index, request.params.logprobs)
+            rows.append(row)
         if rows:
             self.channel.send_tokens(rows)
         for id, reason in ended:
@@ -231,11 +230,11 @@ class Engine:
 
     def _fail(self, step: FinishedStep) -> None:
         message = f"the step that computed this request failed: {step.error}"
-        for entry in step.plan.entries:
-            if entry.request.phase is not Phase.ENDED:
-                self._live.pop(entry.request.id)
-                step.served.scheduler.end(entry.request)
-                self.channel.send(Error("step_failed", message, retryable=True), entry.request.id)
+        for request in step.plan.requests:
+            if request.phase is not Phase.ENDED:
+                self._live.pop(request.id)
+                step.served.scheduler.end(request)
+                self.channel.send(Error("step_failed", message, retryable=True), request.id)
 
     def _end(self, id: int, reason: str) -> None:
         served, request = self._live.pop(id)

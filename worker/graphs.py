@@ -96,16 +96,13 @@ class Launched:
     def result(self) -> StepResult:
         """What has arrived, copied: the slot's next step overwrites it (E6)."""
         plan, logprobs = self._plan, self._mailbox.logprobs
-        if plan.walk == "decode":
-            chosen = np.arange(len(plan.entries))
-        else:
-            chosen = np.flatnonzero([entry.samples for entry in plan.entries])
+        chosen = slice(len(plan.requests)) if plan.samples is None else np.flatnonzero(plan.samples)
         tokens = self._mailbox.view[1:][chosen].astype(np.int64)
         result = StepResult(tokens, prompt_scores=self._scores, logits=self._logits)
         if plan.sample.features & Feature.LOGPROBS:
-            result.logprob = logprobs.logprob.numpy()[chosen]
-            result.top_ids = logprobs.top_ids.numpy()[chosen]
-            result.top_logprobs = logprobs.top_logprobs.numpy()[chosen]
+            result.logprob = logprobs.logprob.numpy()[chosen].copy()
+            result.top_ids = logprobs.top_ids.numpy()[chosen].copy()
+            result.top_logprobs = logprobs.top_logprobs.numpy()[chosen].copy()
         return result
 
 
@@ -205,7 +202,7 @@ class GraphRunner:
             self._plan_on_host(step, plan)
             self.stopwatch.lap("plan_attention")
         variant = Variant.of(plan.sample.features)
-        if plan.all_logits or any(entry.request.prompt_logprobs is not None for entry in plan.entries):
+        if plan.all_logits or self._scores_prompt(plan):
             return self._score(step, plan, variant)
         graph = self._graphs.get((plan.walk, self._bucket(plan), plan.graph_slot, variant))
         if graph is None:  # not captured: the same step, kernel by kernel
@@ -227,9 +224,12 @@ class GraphRunner:
         step.finish(hidden, variant)
         launched = Launched(step, plan, scores)
         if plan.all_logits:
-            count = sum(entry.count for entry in plan.entries)
+            count = int(plan.advance.counts.sum())
             launched.keep(self.model.logits(hidden[:count]).float())
         return launched
+
+    def _scores_prompt(self, plan: StepPlan) -> bool:
+        return plan.walk == "prefill" and any(request.prompt_logprobs is not None for request in plan.requests)
 
     def _step(self, plan: StepPlan) -> StaticStep:
         return self._steps[plan.walk, self._bucket(plan), plan.graph_slot]

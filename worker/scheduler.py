@@ -82,7 +82,12 @@ class Scheduler:
 
     def decodable(self) -> list[Request]:
         """Requests whose next step is a decode step, oldest first."""
-        return [request for request in self.running if request.decodes]
+        # Request.decodes, spelled out: this runs for every row and step.
+        return [
+            request
+            for request in self.running
+            if request.computed == request.prefill and request.planned < request.max_tokens
+        ]
 
     def preplan_decode(self) -> StepPlan | None:
         """Prepares the next decode step for the rows as they are now; None if there is none, or pages are short."""
@@ -96,7 +101,7 @@ class Scheduler:
         """
         requests = self.decodable()
         if prepared is not None:
-            if requests == [entry.request for entry in prepared.entries]:
+            if requests == prepared.requests:
                 return prepared
             self.planner.drop(prepared)
         while requests:
@@ -132,19 +137,21 @@ class Scheduler:
     def commit(self, plan: StepPlan) -> None:
         """The step is about to be queued on the device."""
         self.planner.commit(plan)
-        for entry in plan.entries:
-            request = entry.request
+        number = plan.number
+        for request in plan.requests:
             request.in_flight += 1
-            request.last_step = plan.number
-            request.planned += entry.samples
-            if plan.walk == "prefill":
-                request.computed += entry.count
+            request.last_step = number
+        for request in plan.sampling:
+            request.planned += 1
+        if plan.walk == "prefill":
+            for request, count in zip(plan.requests, plan.advance.counts.tolist(), strict=True):
+                request.computed += count
 
     def complete(self, plan: StepPlan) -> None:
         """The step has completed on the device: frees what only waited for it (E5)."""
         self._completed = plan.number
-        for entry in plan.entries:
-            entry.request.in_flight -= 1
+        for request in plan.requests:
+            request.in_flight -= 1
         if self._leaving:
             still = []
             for step, held in self._leaving:
@@ -223,6 +230,7 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         held, request.held = request.held, None
         assert held is not None
+        self.planner.row_freed()
         if request.last_step > self._completed:
             self._leaving.append((request.last_step, held))
         else:

@@ -158,7 +158,7 @@ class StaticStep:
             max_seqlen,
             {around.key: self.attention},
             around.state,
-            {key: column.index_select(0, rows) for key, column in columns.items()},
+            {key: column[rows] for key, column in columns.items()},
             fresh,
         )
 
@@ -290,7 +290,7 @@ class PrefillStep(StaticStep):
 
     def finish(self, hidden: torch.Tensor, variant: Variant) -> None:
         assert isinstance(self.inputs, PrefillInputs)
-        logits = self._around.model.logits(hidden.index_select(0, self.inputs.last))
+        logits = self._around.model.logits(hidden[self.inputs.last])
         self._deliver(logits, self.block.device["slots"], variant, self.block.device["sampled"] != 0)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from denizen.worker.phases import Stopwatch
@@ -43,8 +43,7 @@ class PlanMode(Enum):
     FULL = "full"  #: the page arrays themselves
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A request's part in a step."""
 
     request: Request
@@ -92,7 +91,9 @@ class StepPlan:
 
     walk: str
     bucket: int
-    entries: list[Entry]
+    requests: list[Request]
+    starts: np.ndarray  #: int32 [n], position of each request's first token in the step
+    samples: list[bool] | None  #: whose last token is followed by a sampled one; None = all
     inputs: StepInputs
     buffer: np.ndarray
     modes: Mapping[str, PlanMode]
@@ -104,6 +105,32 @@ class StepPlan:
     all_logits: bool = False  #: logits of every token, for scoring
     number: int = 0
     graph_slot: int = 0
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Each request's part. Made when asked for: the steady step does not need it."""
+        samples = self.samples or [True] * len(self.requests)
+        advance = self.advance
+        columns = (self.requests, advance.rows.tolist(), self.starts.tolist(), advance.counts.tolist(), samples)
+        return [Entry(*parts) for parts in zip(*columns, strict=True)]
+
+    @property
+    def sampling(self) -> list[Request]:
+        """The requests that get a token, in the order of the result's."""
+        if self.samples is None:
+            return self.requests
+        return [request for request, samples in zip(self.requests, self.samples, strict=True) if samples]
+
+
+@dataclass(frozen=True)
+class _Group:
+    """What stays the same while the same requests decode together."""
+
+    requests: list[Request]
+    rows: np.ndarray  #: int64 [n]
+    ones: np.ndarray  #: int32 [n]
+    slots: np.ndarray  #: int32 [bucket]
+    sample: SamplePlan | None  #: None: it depends on how many tokens there are
 
 
 class Planner:
@@ -126,6 +153,7 @@ class Planner:
         self.walks = walks
         self.resident = resident
         self.stopwatch = Stopwatch()
+        self._group: _Group | None = None
         self.buckets = tuple(buckets)
         self._steps = 0
         self._of_walk = dict.fromkeys(walks, 0)
@@ -155,13 +183,14 @@ class Planner:
     def prepare_decode(self, requests: Sequence[Request]) -> StepPlan | None:
         """One token for every request; None if the pages that it needs are not there (nothing is taken then)."""
         self.stopwatch.lap("plan_rest")
-        rows = np.fromiter((request.row for request in requests), np.int64, len(requests))
+        group = self._group
+        if group is None or group.requests != requests:
+            group = self._group = self._make_group(list(requests))
+        rows = group.rows
         appended = self._append_pages(requests, rows)
         if appended is None:
             return None
-        bucket = self.bucket_of(len(requests))
-        slots = np.full(bucket, NULL_SLOT, np.int32)
-        slots[: len(rows)] = rows
+        bucket = len(group.slots)
         writes = RowWrites(self.layout)
         if not self.resident:
             for request in requests:
@@ -170,25 +199,24 @@ class Planner:
             for request, key, page in appended:
                 writes.put(kv_table(key), request.row, PAGES + int(self.mirror.pages[key][request.row]), [page])
         inputs = StepInputs()
-        inputs.put("slots", slots)
+        inputs.put("slots", group.slots)
         self._put_writes(inputs, writes)
-        ones = np.ones(len(rows), np.int32)
-        self._put_pages("decode", inputs, requests, rows, ones, bucket, appended)
+        self._put_pages("decode", inputs, requests, rows, group.ones, bucket, appended)
+        starts = self.mirror.lengths[self._written["decode"][0]][rows]
         self.stopwatch.lap("plan_kv")
-        sample = SamplePlan.of([(request.params, request.planned) for request in requests], bucket)
+        sample = group.sample or self._sample(requests, bucket)
         self.stopwatch.lap("plan_sampler")
-        entries = [
-            Entry(request, request.row, len(request.prompt) + request.planned - 1, 1, True) for request in requests
-        ]
         return StepPlan(
             "decode",
             bucket,
-            entries,
+            group.requests,
+            starts,
+            None,
             inputs,
             inputs.pack(),
             self._modes["decode"],
             sample,
-            Advance(rows, ones, self._written["decode"]),
+            Advance(rows, group.ones, self._written["decode"]),
             1,
             appended=appended,
         )
@@ -230,7 +258,9 @@ class Planner:
         return StepPlan(
             "prefill",
             len(rows),
-            entries,
+            requests,
+            starts,
+            [entry.samples for entry in entries],
             inputs,
             inputs.pack(),
             self._modes["prefill"],
@@ -239,6 +269,21 @@ class Planner:
             int(counts.max()),
             begins,
         )
+
+    def _make_group(self, requests: list[Request]) -> _Group:
+        rows = np.fromiter((request.row for request in requests), np.int64, len(requests))
+        slots = np.full(self.bucket_of(len(requests)), NULL_SLOT, np.int32)
+        slots[: len(rows)] = rows
+        counted = any(request.params.features & Feature.MIN_TOKENS for request in requests)
+        sample = None if counted else self._sample(requests, len(slots))
+        return _Group(requests, rows, np.ones(len(rows), np.int32), slots, sample)
+
+    def _sample(self, requests: Sequence[Request], bucket: int) -> SamplePlan:
+        return SamplePlan.of([(request.params, request.planned) for request in requests], bucket)
+
+    def row_freed(self) -> None:
+        """A request gave up its row: it may come back with another."""
+        self._group = None
 
     def commit(self, plan: StepPlan) -> None:
         """The step will run next: moves the mirror."""

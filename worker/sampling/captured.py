@@ -70,7 +70,7 @@ def sample_captured(
     ``[B]``: rows whose token counts (None = all).
     """
     rows = slots.long()
-    params = blocks.index_select(0, rows).view(torch.uint8).view(-1, ROW_BYTES)
+    params = blocks[rows].view(torch.uint8).view(-1, ROW_BYTES)
     temperature, seed = unpack(params, "temperature"), unpack(params, "seed")
     if variant is Variant.PLAIN:
         return gumbel_argmax(logits, temperature, seed, position)
@@ -87,7 +87,7 @@ def sample_captured(
             unpack(params, "presence_penalty"),
             unpack(params, "frequency_penalty"),
             unpack(params, "min_tokens"),
-            output_count.index_select(0, rows),
+            output_count[rows],
             unpack(params, "masked_ids"),
             state.counts,
             state.bias,

@@ -12,7 +12,6 @@ from denizen.worker.models.base import RAGGED, KvPoolSpec, StatePoolSpec, Walk
 from denizen.worker.models.llama.config import LlamaConfig
 from denizen.worker.models.llama.weights import Layer, Weights, load_weights
 from denizen.worker.models.loader import WeightLoader
-from torch.nn.functional import embedding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +53,7 @@ class LlamaModel:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """Hidden states after the last norm, ``[T, hidden]``."""
-        residual = embedding(batch.token_ids, self._weights.embedding)
+        residual = self._weights.embedding[batch.token_ids]
         delta = None  # what the last layer adds to the residual: the next norm adds it
         eps = self.config.rms_norm_eps
         for index, layer in enumerate(self._weights.layers):

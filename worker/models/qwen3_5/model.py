@@ -16,7 +16,6 @@ from denizen.worker.models.base import RAGGED, KvPoolSpec, StatePoolSpec, StateS
 from denizen.worker.models.loader import WeightLoader
 from denizen.worker.models.qwen3_5.config import Qwen35Config
 from denizen.worker.models.qwen3_5.weights import IGNORED, Attention, DeltaNet, Weights, load_weights
-from torch.nn.functional import embedding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,7 +63,7 @@ class Qwen35Model:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """Hidden states after the last norm, ``[T, hidden]``."""
-        residual = embedding(batch.token_ids, self._weights.embedding)
+        residual = self._weights.embedding[batch.token_ids]
         delta = None  # what the last layer adds to the residual: the next norm adds it
         eps = self.config.rms_norm_eps
         full = linear = 0  # layers of either kind so far: their places in the pools
