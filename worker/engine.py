@@ -29,6 +29,7 @@ from denizen.worker.protocol import (
     TokenRow,
 )
 from denizen.worker.request import Phase, Request
+from denizen.worker.sampling.params import Feature
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -209,20 +210,22 @@ class Engine:
             self._prefill_tokens += int(plan.advance.counts.sum())
         for scores in result.prompt_scores or ():
             scores.request.scored[scores.first : scores.first + len(scores.scores)] = scores.scores
-        rows: list[TokenRow] = []
+        rows: list[TokenRow | tuple[int, int, int]] = []
         ended: list[tuple[int, str]] = []
+        scored = plan.sample.features & Feature.LOGPROBS
         for index, (request, token) in enumerate(zip(plan.sampling, result.tokens.tolist(), strict=True)):
             if request.phase is Phase.ENDED:
                 continue  # an over-run token, or the request was aborted
+            position = len(request.outputs)
             reason = request.accept(token)
             if reason is not None:
                 ended.append((request.id, reason))
                 if reason == "stop":
                     continue
-            row = TokenRow(request.id, len(request.outputs) - 1, token)
-            if request.params.logprobs is not None:
-                row = _with_logprobs(row, step, index, request.params.logprobs)
-            rows.append(row)
+            if scored and request.params.logprobs is not None:
+                rows.append(_with_logprobs(TokenRow(request.id, position, token), step, index, request.params.logprobs))
+            else:
+                rows.append((request.id, position, token))
         if rows:
             self.channel.send_tokens(rows)
         for id, reason in ended:

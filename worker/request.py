@@ -82,7 +82,8 @@ class Request:
 
     def accept(self, token: int) -> str | None:
         """Takes the next output token; the reason to end, or None."""
-        self.outputs.append(token)
+        outputs = self.outputs
+        outputs.append(token)
         if token in self.params.stop_ids:
             return "stop"
-        return "length" if len(self.outputs) >= self.max_tokens else None
+        return "length" if len(outputs) >= self.max_tokens else None

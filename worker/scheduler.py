@@ -49,6 +49,9 @@ class Scheduler:
         self.waiting: deque[Request] = deque()  #: by arrival
         self.running: list[Request] = []  #: by arrival
         self.preemptions = 0
+        self._decodable: list[Request] | None = None  #: None: to be found again
+        self._steps_left = 0  #: decode steps until the first of them needs no more
+        self._unfinished = 0  #: running requests whose prompts are not computed to the end
         self._arrivals = 0
         self._completed = 0  #: number of the newest completed step
         self._leaving: list[tuple[int, Holdings]] = []  #: free once that step has completed
@@ -81,13 +84,11 @@ class Scheduler:
         self.waiting.append(request)
 
     def decodable(self) -> list[Request]:
-        """Requests whose next step is a decode step, oldest first."""
-        # Request.decodes, spelled out: this runs for every row and step.
-        return [
-            request
-            for request in self.running
-            if request.computed == request.prefill and request.planned < request.max_tokens
-        ]
+        """Requests whose next step is a decode step, oldest first. The list is kept until another one is due."""
+        if self._decodable is None:
+            self._decodable = [request for request in self.running if request.decodes]
+            self._steps_left = min((r.max_tokens - r.planned for r in self._decodable), default=0)
+        return self._decodable
 
     def preplan_decode(self) -> StepPlan | None:
         """Prepares the next decode step for the rows as they are now; None if there is none, or pages are short."""
@@ -119,8 +120,8 @@ class Scheduler:
         """The prefill step of this iteration, requests that begin included."""
         budget = self.prefill_chunk
         chunks: list[tuple[Request, int]] = []
-        for request in self.running:
-            left = len(request.tokens) - request.computed
+        for request in self.running if self._unfinished else ():
+            left = request.prefill - request.computed
             if left and budget and len(chunks) < self.prefill_rows:
                 chunks.append((request, min(left, budget)))
                 budget -= min(left, budget)
@@ -146,6 +147,14 @@ class Scheduler:
         if plan.walk == "prefill":
             for request, count in zip(plan.requests, plan.advance.counts.tolist(), strict=True):
                 request.computed += count
+                self._unfinished -= request.computed == request.prefill
+            self._decodable = None
+        elif plan.requests == self._decodable:
+            self._steps_left -= 1
+            if not self._steps_left:
+                self._decodable = None
+        else:
+            self._decodable = None
 
     def complete(self, plan: StepPlan) -> None:
         """The step has completed on the device: frees what only waited for it (E5)."""
@@ -195,6 +204,7 @@ class Scheduler:
         for key in self.kv:
             self.mirror.set_row(row, key, 0, len(pages[key]))
         request.begin(Holdings(row, pages, state))
+        self._unfinished += 1
         self._insert(request)
         return True
 
@@ -231,6 +241,8 @@ class Scheduler:
         held, request.held = request.held, None
         assert held is not None
         self.planner.row_freed()
+        self._decodable = None
+        self._unfinished -= request.computed < request.prefill
         if request.last_step > self._completed:
             self._leaving.append((request.last_step, held))
         else:
