@@ -13,6 +13,7 @@ import torch
 from denizen.worker.resident.planner import PlanMode
 from denizen.worker.teacher import teacher_forced
 from gpu_models import make, serve
+from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from denizen.worker.protocol import Done
@@ -146,3 +147,30 @@ def test_log_probabilities() -> None:
     scored = teacher_forced(served, [ids])[0].log_softmax(-1)
     want = reference(model, ids).log_softmax(-1)
     assert (scored - want).abs().max() < BOUND
+
+
+def test_a_steady_step_costs_one_copy_and_one_launch_and_no_synchronisation() -> None:
+    """What 40 more decode steps add to the counts of a run: pages are appended meanwhile, prefill is the same."""
+    folder, _ = checkpoint("qwen3_5")
+    served = serve(folder, rows=16)
+    prompts = texts(12, 10, 40, 4)
+    generate(served, prompts, 8)
+    counts = []
+    for tokens in (40, 80):
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+            generate(served, prompts, tokens)
+        found = {event.key: event.count for event in trace.key_averages()}
+        counts.append(
+            {
+                "copies to the device": sum(n for key, n in found.items() if "Memcpy HtoD" in key),
+                "graph launches": found.get("cudaGraphLaunch", 0),
+                "other launches": sum(n for key, n in found.items() if key.startswith(("cudaLaunch", "cuLaunch"))),
+                "copies asked for": sum(n for key, n in found.items() if key.startswith("cudaMemcpy")),
+                "synchronisations": sum(n for key, n in found.items() if key.startswith("cuda") and "Synchron" in key),
+            }
+        )
+    added = {name: counts[1][name] - counts[0][name] for name in counts[0]}
+    print("added by 40 steps:", added, flush=True)
+    assert added.pop("graph launches") == 40
+    assert added.pop("copies to the device") <= 40
+    assert not any(added.values()), added

@@ -114,7 +114,7 @@ def run(served, concurrency: int, total: int, low: int, high: int, seed: int, **
         step = wait()
         ended = time.perf_counter()
         waited.append(ended - began)
-        done.append((ended, step.plan.walk, len(step.plan.entries)))
+        done.append((ended, step.plan.walk, len(step.plan.requests)))
         return step
 
     engine._device.wait = timed
@@ -144,6 +144,7 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=1024)
     parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--steady-only", action="store_true")
+    parser.add_argument("--greedy-only", action="store_true")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     began = time.perf_counter()
@@ -173,6 +174,8 @@ def main() -> None:
             ("closed loop", 4 * rows, 256, 512, {"temperature": 0.0}),
         ):
             if options.steady_only and name != "steady greedy":
+                continue
+            if options.greedy_only and name == "steady drawing":
                 continue
             got = run(served, rows, total, low, high, 1, **more)
             lines.append(
