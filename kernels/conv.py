@@ -129,25 +129,28 @@ def _conv_carry_kernel(
     stride: tl.tensor,
     C: tl.constexpr,
     K: tl.constexpr,
+    ENTRIES: tl.constexpr,
     BLOCK: tl.constexpr,
     NULL: tl.constexpr,
 ) -> None:
-    # After the outputs, which read what this replaces. Oldest first: an entry moves to the front before it is replaced.
+    # After the outputs, which read what this replaces. All is loaded before anything is stored, with a barrier between:
+    # entries move to the front, and a short vector is loaded by several warps of the program.
     row = tl.program_id(0)
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    entry = tl.arange(0, ENTRIES)[:, None]
     begin = tl.load(cu_seqlens + row)
     end = tl.load(cu_seqlens + row + 1)
     slot = tl.load(slots + row).to(tl.int64)
     if (slot != NULL) & (begin < end):
+        present = entry < K - 1
         carried = tl.load(fresh + row) == 0
+        source = end - (K - 1) + entry
         taps = state + slot * (K - 1) * C + channel
-        for entry in tl.static_range(K - 1):
-            source = end - (K - 1) + entry
-            if source >= begin:
-                value = tl.load(x + source.to(tl.int64) * stride + channel).to(state.dtype.element_ty)
-            else:
-                value = tl.where(carried, tl.load(taps + (entry + end - begin) * C), 0.0).to(state.dtype.element_ty)
-            tl.store(taps + entry * C, value)
+        new = tl.load(x + source.to(tl.int64) * stride + channel, mask=present & (source >= begin), other=0)
+        old = tl.load(taps + (entry + end - begin) * C, mask=present & (source < begin) & carried, other=0)
+        value = tl.where(source >= begin, new.to(state.dtype.element_ty), old)
+        tl.debug_barrier()
+        tl.store(taps + entry * C, value, mask=present)
 
 
 def causal_conv_prefill_triton(
@@ -173,6 +176,7 @@ def causal_conv_prefill_triton(
         C=channels, K=taps, ROWS=power_of_two(rows), TOKENS=per_program, BLOCK=block, num_warps=4,
     )  # fmt: skip
     _conv_carry_kernel[(rows, channels // block)](
-        x, cu_seqlens, state, slots, fresh, x.stride(0), C=channels, K=taps, BLOCK=block, NULL=0, num_warps=2
-    )
+        x, cu_seqlens, state, slots, fresh, x.stride(0),
+        C=channels, K=taps, ENTRIES=power_of_two(taps - 1), BLOCK=block, NULL=0, num_warps=2,
+    )  # fmt: skip
     return out

@@ -15,6 +15,9 @@ _CHUNK = 64
 #: Launch shapes: warps of the first kernel; columns of a head's state a program, and warps, of the second.
 SOLVE_WARPS = 4
 CARRY_COLUMNS, CARRY_WARPS = 32, 4
+#: Heads smaller than this (of models made for tests) are computed in fp32: Triton 3.6 compiles the product with bf16
+#: values of 16 or 32 columns to something wrong on an H200; 64 and 128 columns are right.
+_LEAST_BF16 = 64
 #: Slot that pads rows; such a row reads and writes no state.
 _NULL_SLOT = 0
 
@@ -193,6 +196,8 @@ def gated_delta_prefill_triton(
     tokens, heads, value_dim = value.shape
     key_heads, key_dim = key.shape[1:]
     rows = slots.shape[0]
+    if min(key_dim, value_dim) < _LEAST_BF16:
+        query, key, value = query.float(), key.float(), value.float()
     precision = "tf32" if value.dtype == torch.bfloat16 else "tf32x3"
     weighted = torch.empty((tokens, heads, key_dim), dtype=value.dtype, device=value.device)
     corrected = torch.empty((tokens, heads, value_dim), dtype=value.dtype, device=value.device)

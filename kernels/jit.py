@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["jit", "power_of_two", "tl"]
+__all__ = ["fast_log2", "jit", "power_of_two", "tl"]
 
 try:
     import triton  # type: ignore[import-untyped]
@@ -34,6 +34,21 @@ class _Missing:
 def jit(function: Callable[..., Any]) -> Any:
     """``triton.jit``; without Triton, something that says so when it is launched."""
     return _Missing(function.__name__) if triton is None else triton.jit(function)
+
+
+def _log2(x: tl.tensor) -> tl.tensor:
+    return tl.log2(x)
+
+
+def _fast_log2() -> Any:
+    if triton is None:
+        return None
+    # The interpreter has no library of device functions.
+    return jit(_log2) if triton.knobs.runtime.interpret else tl.extra.cuda.libdevice.fast_log2f
+
+
+#: For kernels: the hardware's base-2 logarithm, one instruction where ``tl.log2`` is a polynomial of fifteen.
+fast_log2 = _fast_log2()
 
 
 def power_of_two(size: int) -> int:

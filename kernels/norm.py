@@ -79,7 +79,8 @@ def add_rms_norm_triton(
         D=dim,
         W=power_of_two(dim),
         ADD=delta is not None,
-        num_warps=4 if dim <= 2048 else 8,
+        # No more threads than elements: else several warps would load what one of them has replaced.
+        num_warps=4 if 128 <= dim <= 2048 else 8 if dim > 2048 else 1,
     )
     return out
 
@@ -89,7 +90,6 @@ def _gated_rms_norm_kernel(
     x: tl.tensor,
     gate: tl.tensor,
     weight: tl.tensor,
-    slots: tl.tensor,
     out: tl.tensor,
     token_stride: tl.tensor,
     head_stride: tl.tensor,
@@ -97,7 +97,6 @@ def _gated_rms_norm_kernel(
     HEADS: tl.constexpr,
     D: tl.constexpr,
     W: tl.constexpr,
-    SLOTS: tl.constexpr,
 ) -> None:
     token = (tl.program_id(0) // HEADS).to(tl.int64)
     head = tl.program_id(0) % HEADS
@@ -108,25 +107,17 @@ def _gated_rms_norm_kernel(
     value *= tl.rsqrt(tl.sum(value * value, 0) / D + eps) * tl.load(weight + lane, mask=inside, other=0).to(tl.float32)
     opened = tl.load(gate + token * token_stride + head * head_stride + lane, mask=inside, other=0).to(tl.float32)
     value *= opened * tl.sigmoid(opened)
-    if SLOTS:
-        value = tl.where(tl.load(slots + token) == 0, 0.0, value)
     tl.store(out + place, value.to(out.dtype.element_ty), mask=inside)
 
 
-def gated_rms_norm_triton(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, slots: torch.Tensor | None = None
-) -> torch.Tensor:
-    """:func:`gated_rms_norm` of ``[T, heads, D]`` in one kernel; ``gate``'s tokens and heads may be strided.
-
-    With ``slots`` int32 ``[T]`` the result of a padding row (slot 0) is 0, whatever it holds.
-    """
+def gated_rms_norm_triton(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """:func:`gated_rms_norm` of ``[T, heads, D]`` in one kernel; ``gate``'s tokens and heads may be strided."""
     tokens, heads, dim = x.shape
     out = torch.empty((tokens, heads, dim), dtype=gate.dtype, device=x.device)
     _gated_rms_norm_kernel[(tokens * heads,)](
         x,
         gate,
         weight,
-        x if slots is None else slots,
         out,
         gate.stride(0),
         gate.stride(1),
@@ -134,7 +125,6 @@ def gated_rms_norm_triton(
         HEADS=heads,
         D=dim,
         W=power_of_two(dim),
-        SLOTS=slots is not None,
         num_warps=1,
     )
     return out

@@ -89,9 +89,15 @@ def serve(channel: Channel, config_json: str, watch: TerminationWatch, abi: str 
     # torch takes seconds to import: after HELLO, so that the front end knows the process is there.
     from denizen.worker.engine import Engine
     from denizen.worker.load import load_models
+    from denizen.worker.phases import PhaseTimers
 
     models = load_models(config, channel)
-    engine = Engine(channel, models, overlap=config.engine.overlap)
+    folder = env.phases_folder()
+    timers = None
+    if folder is not None:
+        file = folder / f"phases-{os.getpid()}.jsonl"
+        timers = PhaseTimers(file, worker=config.worker, resident=config.engine.resident)
+    engine = Engine(channel, models, overlap=config.engine.overlap, stopwatch=timers)
     watch.on_term(lambda: engine.stop("terminated"))
     credits = sum(served.scheduler.rows.capacity for served in models) * (1 + _QUEUED_PER_ROW)
     channel.send(Ready(tuple(served.ready() for served in models), credits))

@@ -47,7 +47,7 @@ class Channel:
     def send(self, body: Body, request: int = 0) -> None:
         self._put(encode(body, request=request, sequence=self._sequence), request)
 
-    def send_tokens(self, rows: Iterable[TokenRow]) -> None:
+    def send_tokens(self, rows: Iterable[TokenRow | tuple[int, int, int]]) -> None:
         for envelope in encode_tokens(rows, self._sequence):
             self._put(envelope, 0)
 

@@ -20,10 +20,12 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class PoolConfig:
-    """Sizes of the pools. ``kv_tokens`` None = as much as the memory allows."""
+    """Sizes of the pools. ``kv_tokens`` None = as much as the memory allows. ``state_dtype``: of recurrent states that
+    a model would keep in float32."""
 
     page_size: int = 16
     kv_tokens: int | None = None
+    state_dtype: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,13 @@ class WorkerConfig:
             device=device,
             threads=_optional_integer(values, "threads"),
             models=_models(values),
-            pools=PoolConfig(_integer(values, "page_size", 16), _optional_integer(values, "kv_tokens")),
+            pools=PoolConfig(
+                _integer(values, "page_size", 16), _optional_integer(values, "kv_tokens"), _state_dtype(values)
+            ),
             scheduler=SchedulerConfig(
                 _integer(values, "max_rows", 256 if on_cuda else 64),
                 _optional_integer(values, "max_context"),
-                _integer(values, "prefill_chunk", 512),
+                _integer(values, "prefill_chunk", 1024 if on_cuda else 512),
             ),
             engine=EngineConfig(_get(values, "overlap", bool, True), _get(values, "resident", bool, True)),
         )
@@ -94,6 +98,7 @@ _KEYS = {
     "models",
     "page_size",
     "kv_tokens",
+    "state_dtype",
     "max_rows",
     "max_context",
     "prefill_chunk",
@@ -120,6 +125,13 @@ def _integer(values: dict[str, Any], key: str, default: int, low: int = 1) -> in
 
 def _optional_integer(values: dict[str, Any], key: str) -> int | None:
     return None if values.get(key) is None else _integer(values, key, 0)
+
+
+def _state_dtype(values: dict[str, Any]) -> str:
+    value: str = _get(values, "state_dtype", str, "float32")
+    if value not in ("float32", "bfloat16"):
+        raise ConfigError(f"--config: 'state_dtype' must be float32 or bfloat16, not '{value}'")
+    return value
 
 
 def _models(values: dict[str, Any]) -> tuple[ModelConfig, ...]:

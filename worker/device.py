@@ -1,16 +1,26 @@
-"""The device thread: runs committed steps one after the other, in the order in which they were queued."""
+"""Where committed steps run, one after the other, in the order in which they were queued.
+
+On a CPU a thread of its own computes them. A GPU needs none: launching a step takes microseconds, so that the plan
+thread does it itself and polls for the results, and nothing waits for the interpreter.
+"""
 
 from __future__ import annotations
 
 import logging
+import time
+from collections import deque
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+from denizen.worker.phases import BLOCKED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from denizen.worker.graphs import Launched
+    from denizen.worker.phases import Stopwatch
     from denizen.worker.resident.planner import StepPlan
     from denizen.worker.runner import StepResult
     from denizen.worker.served import ServedModel
@@ -26,14 +36,73 @@ class FinishedStep:
     plan: StepPlan
     result: StepResult | None
     error: Exception | None
+    work_s: float = 0.0  #: of a device thread: on the step
+    wait_s: float = 0.0  #: and before it, for the step to come
+
+
+class Device(Protocol):
+    """Runs steps in order. Called by the plan thread."""
+
+    def submit(self, served: ServedModel, plan: StepPlan) -> None:
+        """Queues a committed step."""
+        ...
+
+    def wait(self) -> FinishedStep:
+        """The oldest step that was not waited for; blocks until it has run."""
+        ...
+
+    def close(self, timeout: float) -> bool:
+        """Runs what is queued, then ends; False if that takes longer than ``timeout`` seconds."""
+        ...
+
+
+class LaunchQueue:
+    """Steps under way on a GPU. A step that cannot be launched comes back as failed, in its turn."""
+
+    def __init__(self, begins: Callable[[str], None], stopwatch: Stopwatch) -> None:
+        """``begins(walk)`` is called before each launch."""
+        self._begins = begins
+        self._stopwatch = stopwatch
+        self._steps: deque[tuple[ServedModel, StepPlan, Launched | Exception]] = deque()
+
+    def submit(self, served: ServedModel, plan: StepPlan) -> None:
+        self._begins(plan.walk)
+        self._stopwatch.lap("plan_rest")
+        launched: Launched | Exception
+        try:
+            launched = served.runner.launch(plan)
+        except Exception as raised:
+            _log.exception("step %d (%s) of model '%s' was not launched", plan.number, plan.walk, served.name)
+            launched = raised
+        self._steps.append((served, plan, launched))
+        self._stopwatch.lap("device_work")
+
+    def wait(self) -> FinishedStep:
+        served, plan, launched = self._steps.popleft()
+        if isinstance(launched, Exception):
+            return FinishedStep(served, plan, None, launched)
+        self._stopwatch.lap("plan_rest")
+        try:
+            launched.wait()
+            self._stopwatch.lap("device_wait")
+            return FinishedStep(served, plan, launched.result(), None)
+        except Exception as raised:
+            _log.exception("step %d (%s) of model '%s' failed", plan.number, plan.walk, served.name)
+            return FinishedStep(served, plan, None, raised)
+
+    def close(self, timeout: float) -> bool:
+        while self._steps:
+            self.wait()
+        return True
 
 
 class DeviceThread:
     """``submit`` and ``wait`` are called by the plan thread; steps come back in the order of their submission."""
 
-    def __init__(self, begins: Callable[[str], None]) -> None:
+    def __init__(self, begins: Callable[[str], None], stopwatch: Stopwatch) -> None:
         """``begins(walk)`` is called on the device thread before each step."""
         self._begins = begins
+        self._stopwatch = stopwatch
         self._steps: SimpleQueue[tuple[ServedModel, StepPlan] | None] = SimpleQueue()
         self._finished: SimpleQueue[FinishedStep] = SimpleQueue()
         self._thread = Thread(target=self._run, name="device", daemon=True)
@@ -44,7 +113,12 @@ class DeviceThread:
 
     def wait(self) -> FinishedStep:
         """The oldest step that was not waited for; blocks until it has run."""
-        return self._finished.get()
+        self._stopwatch.lap("plan_rest")
+        step = self._finished.get()
+        self._stopwatch.lap(BLOCKED)
+        self._stopwatch.add("device_work", step.work_s)
+        self._stopwatch.add("device_wait", step.wait_s)
+        return step
 
     def close(self, timeout: float) -> bool:
         """Runs what is queued, then ends; False if that takes longer than ``timeout`` seconds."""
@@ -53,12 +127,15 @@ class DeviceThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        ended = time.perf_counter()
         while (item := self._steps.get()) is not None:
             served, plan = item
+            began = time.perf_counter()
             try:
                 self._begins(plan.walk)
                 result, error = served.runner.run(plan), None
             except Exception as raised:
                 _log.exception("step %d (%s) of model '%s' failed", plan.number, plan.walk, served.name)
                 result, error = None, raised
-            self._finished.put(FinishedStep(served, plan, result, error))
+            waited, ended = began - ended, time.perf_counter()
+            self._finished.put(FinishedStep(served, plan, result, error, ended - began, waited))

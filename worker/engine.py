@@ -14,8 +14,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from denizen.worker.device import DeviceThread, FinishedStep
+from denizen.worker.device import Device, DeviceThread, FinishedStep, LaunchQueue
 from denizen.worker.errors import RequestError
+from denizen.worker.phases import Stopwatch
 from denizen.worker.protocol import (
     Abort,
     Bye,
@@ -28,6 +29,7 @@ from denizen.worker.protocol import (
     TokenRow,
 )
 from denizen.worker.request import Phase, Request
+from denizen.worker.sampling.params import Feature
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from denizen.worker.channel import Channel
     from denizen.worker.protocol import Envelope
     from denizen.worker.resident.planner import StepPlan
+    from denizen.worker.runner import StepResult
     from denizen.worker.served import ServedModel
 
 _log = logging.getLogger(__name__)
@@ -53,8 +56,18 @@ _CLOSE_S = 10.0
 class Engine:
     """Serves the requests of a channel with the models of one device."""
 
-    def __init__(self, channel: Channel, models: Sequence[ServedModel], *, overlap: bool = True) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        models: Sequence[ServedModel],
+        *,
+        overlap: bool = True,
+        stopwatch: Stopwatch | None = None,
+    ) -> None:
         self.channel = channel
+        self.stopwatch = stopwatch or Stopwatch()
+        for served in models:
+            served.time_with(self.stopwatch)
         self.models = {served.name: served for served in models}
         self.overlap = overlap
         self._depth = 2 if overlap else 1
@@ -63,7 +76,9 @@ class Engine:
         self._prepared: dict[str, StepPlan] = {}
         self._draining = False
         self._stop: str | None = None
-        self._device = DeviceThread(lambda walk: channel.arena.set_phase(_WALK_PHASE[walk]))
+        launches = all(served.launches for served in models)
+        kind = LaunchQueue if launches else DeviceThread
+        self._device: Device = kind(lambda walk: channel.arena.set_phase(_WALK_PHASE[walk]), self.stopwatch)
         self._steps = self._prefill_tokens = self._decode_tokens = 0
         self._sent_stats = Stats()
         self._stats_due = 0.0
@@ -85,6 +100,7 @@ class Engine:
                 self._send_stats()
         finally:
             closed = self._device.close(_CLOSE_S)
+            self.stopwatch.close()
         if not closed:
             _log.warning("a step is still running after %.0f s", _CLOSE_S)
         self._send_stats(last=True)
@@ -102,8 +118,8 @@ class Engine:
         if len(self._queued) >= self._depth or (self._queued and not steps):
             if self.overlap:
                 self._prepare()
-            for _ in range(self._queued.popleft()):
-                self._finish(self._device.wait())
+            done = [self._finish(self._device.wait()) for _ in range(self._queued.popleft())]
+            self.stopwatch.step(*done[-1])
         elif not self._queued and not all(served.scheduler.idle for served in self.models.values()):
             raise AssertionError("requests wait, nothing runs and nothing can be admitted")
 
@@ -128,6 +144,7 @@ class Engine:
         busy = bool(self._queued) or not all(served.scheduler.idle for served in self.models.values())
         timeout = 0
         if not busy:
+            self.stopwatch.idle()
             self.channel.arena.set_phase(PHASE_IDLE)
             timeout = self._idle_timeout_ms()
         for envelope in self.channel.receive(timeout):
@@ -174,35 +191,41 @@ class Engine:
             return
         self._live[id] = served, request
 
-    def _finish(self, step: FinishedStep) -> None:
-        """Handles the results of a step: tokens out, requests that ended."""
-        scheduler, plan = step.served.scheduler, step.plan
-        scheduler.complete(plan)
+    def _finish(self, step: FinishedStep) -> tuple[str, int]:
+        """Handles the results of a step: tokens out, requests that ended. Returns its walk and bucket."""
+        plan = step.plan
+        step.served.scheduler.complete(plan)
         if step.result is None:
             self._fail(step)
-            return
-        if plan.walk == "decode":
-            self._decode_tokens += len(plan.entries)
         else:
-            self._prefill_tokens += sum(entry.count for entry in plan.entries)
-        for scores in step.result.prompt_scores or ():
+            self._deliver(step, step.result)
+        self.stopwatch.lap("device_work")
+        return plan.walk, plan.bucket
+
+    def _deliver(self, step: FinishedStep, result: StepResult) -> None:
+        plan = step.plan
+        if plan.walk == "decode":
+            self._decode_tokens += len(plan.requests)
+        else:
+            self._prefill_tokens += int(plan.advance.counts.sum())
+        for scores in result.prompt_scores or ():
             scores.request.scored[scores.first : scores.first + len(scores.scores)] = scores.scores
-        rows: list[TokenRow] = []
+        rows: list[TokenRow | tuple[int, int, int]] = []
         ended: list[tuple[int, str]] = []
-        result = step.result
-        tokens = result.tokens.tolist()
-        sampling = [entry.request for entry in plan.entries if entry.samples]
-        for index, request in enumerate(sampling):
+        scored = plan.sample.features & Feature.LOGPROBS
+        for index, (request, token) in enumerate(zip(plan.sampling, result.tokens.tolist(), strict=True)):
             if request.phase is Phase.ENDED:
                 continue  # an over-run token, or the request was aborted
-            reason = request.accept(tokens[index])
+            position = len(request.outputs)
+            reason = request.accept(token)
             if reason is not None:
                 ended.append((request.id, reason))
-            if reason != "stop":
-                row = TokenRow(request.id, len(request.outputs) - 1, tokens[index])
-                if request.params.logprobs is not None:
-                    row = _with_logprobs(row, step, index, request.params.logprobs)
-                rows.append(row)
+                if reason == "stop":
+                    continue
+            if scored and request.params.logprobs is not None:
+                rows.append(_with_logprobs(TokenRow(request.id, position, token), step, index, request.params.logprobs))
+            else:
+                rows.append((request.id, position, token))
         if rows:
             self.channel.send_tokens(rows)
         for id, reason in ended:
@@ -210,11 +233,11 @@ class Engine:
 
     def _fail(self, step: FinishedStep) -> None:
         message = f"the step that computed this request failed: {step.error}"
-        for entry in step.plan.entries:
-            if entry.request.phase is not Phase.ENDED:
-                self._live.pop(entry.request.id)
-                step.served.scheduler.end(entry.request)
-                self.channel.send(Error("step_failed", message, retryable=True), entry.request.id)
+        for request in step.plan.requests:
+            if request.phase is not Phase.ENDED:
+                self._live.pop(request.id)
+                step.served.scheduler.end(request)
+                self.channel.send(Error("step_failed", message, retryable=True), request.id)
 
     def _end(self, id: int, reason: str) -> None:
         served, request = self._live.pop(id)

@@ -16,6 +16,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("DENIZEN_CACHE") or "~/.cache/denizen").expanduser()
 
 
+def phases_folder() -> Path | None:
+    """``DENIZEN_PHASES``: where phase timers are written; None = they are off."""
+    folder = os.environ.get("DENIZEN_PHASES")
+    return Path(folder) if folder else None
+
+
 def for_child(**changes: str) -> dict[str, str]:
     """The environment of a child process, with ``changes``."""
     return {**os.environ, **changes}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from denizen.worker.channel import Channel
     from denizen.worker.config import WorkerConfig
 
+#: Heartbeat phase while graphs are captured (``docs/design/protocol.md``).
+PHASE_CAPTURE = 1
 #: Seconds between two progress messages.
 _PROGRESS_S = 0.25
 #: How long a thread keeps the interpreter while another waits for it. The device thread comes back from every kernel
@@ -37,6 +40,8 @@ def load_models(config: WorkerConfig, channel: Channel) -> list[ServedModel]:
         fingerprint = checkpoint.fingerprint()
         progress = LoadProgress(entry.name, channel)
         loaded.append((entry.name, model_class(checkpoint).load(checkpoint, device, dtype, progress), fingerprint))
+    if device.type == "cuda":
+        channel.arena.set_phase(PHASE_CAPTURE)
     # All weights are there before the pools share what is left.
     return [
         ServedModel.build(
@@ -56,9 +61,18 @@ def load_models(config: WorkerConfig, channel: Channel) -> list[ServedModel]:
 
 def open_device(name: str) -> torch.device:
     """Raises :class:`DeviceError` for a device that is not there."""
-    if name == "cpu":
-        return torch.device("cpu")
-    raise DeviceError(f"device '{name}' is not supported by this version; use --devices cpu")
+    device = torch.device(name)
+    if device.type == "cpu":
+        return device
+    if not torch.cuda.is_available():
+        raise DeviceError(f"device '{name}': PyTorch {torch.__version__} sees no CUDA device; use --devices cpu")
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise DeviceError(f"device '{name}' is not there: {torch.cuda.device_count()} CUDA devices are visible")
+    for module, package in (("triton", "triton"), ("flashinfer", "flashinfer-python==0.6.14")):
+        if find_spec(module) is None:
+            raise DeviceError(f"device '{name}' needs {module}, which is not installed: pip install {package}")
+    torch.cuda.set_device(device)
+    return device
 
 
 class LoadProgress:

@@ -110,8 +110,10 @@ def encode(body: Body, *, request: int = 0, sequence: int = 0) -> bytes:
     return _pack([VERSION, int(body.KIND), request, sequence, body.wire_map()])
 
 
-def encode_tokens(rows: Iterable[TokenRow], sequence: int, inline: int = INLINE_BYTES) -> list[bytes]:
-    """TOKENS envelopes for ``rows`` in order, numbered from ``sequence``, each within ``inline`` bytes.
+def encode_tokens(
+    rows: Iterable[TokenRow | tuple[int, int, int]], sequence: int, inline: int = INLINE_BYTES
+) -> list[bytes]:
+    """TOKENS envelopes for ``rows`` (a plain triple has no log-probabilities) in order, numbered from ``sequence``, each within ``inline`` bytes.
 
     A row that is longer than that by itself (many alternatives) gets an envelope of its own.
     """
@@ -131,11 +133,12 @@ def encode_tokens(rows: Iterable[TokenRow], sequence: int, inline: int = INLINE_
     # Largest head: array, version, kind, request, 9-byte sequence, map, "rows", 3-byte array header.
     room = inline - (1 + 1 + 1 + 1 + 9 + 1 + 5 + 3)
     for row in rows:
-        packed = pack(wire_row(row))
-        if pending and used + len(packed) > room:
-            flush()
-        pending.append(packed)
+        packed = pack(row if len(row) == 3 else wire_row(row))
         used += len(packed)
+        if used > room and pending:
+            flush()
+            used = len(packed)
+        pending.append(packed)
     if pending:
         flush()
     return envelopes

@@ -47,6 +47,7 @@ class Request:
     planned: int = 0
     tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     #: int32 ids that prefill computes: the prompt, and after a preemption the outputs so far
+    prefill: int = 0  #: length of ``tokens``
     computed: int = 0  #: of ``tokens``, how many committed steps cover
     in_flight: int = 0  #: committed steps that hold the request and have not completed
     last_step: int = 0  #: newest committed step that holds the request
@@ -65,7 +66,7 @@ class Request:
     @property
     def decodes(self) -> bool:
         """Its next step is a decode step."""
-        return self.phase is Phase.RUNNING and self.computed == len(self.tokens) and self.planned < self.max_tokens
+        return self.phase is Phase.RUNNING and self.computed == self.prefill and self.planned < self.max_tokens
 
     def begin(self, held: Holdings) -> None:
         """Starts to run, or runs again after a preemption; every planned token is known by then."""
@@ -76,11 +77,13 @@ class Request:
         self.tokens = self.prompt
         if self.outputs:
             self.tokens = np.concatenate([self.prompt, np.asarray(self.outputs, np.int32)])
+        self.prefill = len(self.tokens)
         self.computed = 0
 
     def accept(self, token: int) -> str | None:
         """Takes the next output token; the reason to end, or None."""
-        self.outputs.append(token)
+        outputs = self.outputs
+        outputs.append(token)
         if token in self.params.stop_ids:
             return "stop"
-        return "length" if len(self.outputs) >= self.max_tokens else None
+        return "length" if len(outputs) >= self.max_tokens else None

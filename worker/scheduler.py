@@ -35,7 +35,9 @@ class Scheduler:
         planner: Planner,
         context: int,
         prefill_chunk: int,
+        prefill_rows: int | None = None,
     ) -> None:
+        """``prefill_chunk``, ``prefill_rows``: most tokens and requests of a prefill step (None = any number)."""
         self.rows = rows
         self.kv = kv
         self.state = state
@@ -43,9 +45,13 @@ class Scheduler:
         self.planner = planner
         self.context = context
         self.prefill_chunk = prefill_chunk
+        self.prefill_rows = prefill_rows or rows.capacity
         self.waiting: deque[Request] = deque()  #: by arrival
         self.running: list[Request] = []  #: by arrival
         self.preemptions = 0
+        self._decodable: list[Request] | None = None  #: None: to be found again
+        self._steps_left = 0  #: decode steps until the first of them needs no more
+        self._unfinished = 0  #: running requests whose prompts are not computed to the end
         self._arrivals = 0
         self._completed = 0  #: number of the newest completed step
         self._leaving: list[tuple[int, Holdings]] = []  #: free once that step has completed
@@ -78,8 +84,11 @@ class Scheduler:
         self.waiting.append(request)
 
     def decodable(self) -> list[Request]:
-        """Requests whose next step is a decode step, oldest first."""
-        return [request for request in self.running if request.decodes]
+        """Requests whose next step is a decode step, oldest first. The list is kept until another one is due."""
+        if self._decodable is None:
+            self._decodable = [request for request in self.running if request.decodes]
+            self._steps_left = min((r.max_tokens - r.planned for r in self._decodable), default=0)
+        return self._decodable
 
     def preplan_decode(self) -> StepPlan | None:
         """Prepares the next decode step for the rows as they are now; None if there is none, or pages are short."""
@@ -93,7 +102,7 @@ class Scheduler:
         """
         requests = self.decodable()
         if prepared is not None:
-            if requests == [entry.request for entry in prepared.entries]:
+            if requests == prepared.requests:
                 return prepared
             self.planner.drop(prepared)
         while requests:
@@ -111,12 +120,12 @@ class Scheduler:
         """The prefill step of this iteration, requests that begin included."""
         budget = self.prefill_chunk
         chunks: list[tuple[Request, int]] = []
-        for request in self.running:
-            left = len(request.tokens) - request.computed
-            if left and budget:
+        for request in self.running if self._unfinished else ():
+            left = request.prefill - request.computed
+            if left and budget and len(chunks) < self.prefill_rows:
                 chunks.append((request, min(left, budget)))
                 budget -= min(left, budget)
-        while budget and self.waiting:
+        while budget and self.waiting and len(chunks) < self.prefill_rows:
             request = self.waiting[0]
             if not self._admit(request):
                 break
@@ -129,19 +138,29 @@ class Scheduler:
     def commit(self, plan: StepPlan) -> None:
         """The step is about to be queued on the device."""
         self.planner.commit(plan)
-        for entry in plan.entries:
-            request = entry.request
+        number = plan.number
+        for request in plan.requests:
             request.in_flight += 1
-            request.last_step = plan.number
-            request.planned += entry.samples
-            if plan.walk == "prefill":
-                request.computed += entry.count
+            request.last_step = number
+        for request in plan.sampling:
+            request.planned += 1
+        if plan.walk == "prefill":
+            for request, count in zip(plan.requests, plan.advance.counts.tolist(), strict=True):
+                request.computed += count
+                self._unfinished -= request.computed == request.prefill
+            self._decodable = None
+        elif plan.requests == self._decodable:
+            self._steps_left -= 1
+            if not self._steps_left:
+                self._decodable = None
+        else:
+            self._decodable = None
 
     def complete(self, plan: StepPlan) -> None:
         """The step has completed on the device: frees what only waited for it (E5)."""
         self._completed = plan.number
-        for entry in plan.entries:
-            entry.request.in_flight -= 1
+        for request in plan.requests:
+            request.in_flight -= 1
         if self._leaving:
             still = []
             for step, held in self._leaving:
@@ -185,6 +204,7 @@ class Scheduler:
         for key in self.kv:
             self.mirror.set_row(row, key, 0, len(pages[key]))
         request.begin(Holdings(row, pages, state))
+        self._unfinished += 1
         self._insert(request)
         return True
 
@@ -220,6 +240,9 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         held, request.held = request.held, None
         assert held is not None
+        self.planner.row_freed()
+        self._decodable = None
+        self._unfinished -= request.computed < request.prefill
         if request.last_step > self._completed:
             self._leaving.append((request.last_step, held))
         else:

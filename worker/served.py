@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from denizen.worker.attention import paged_attention
+import torch
+from denizen.worker.attention import flashinfer_attention, paged_attention
 from denizen.worker.errors import CapacityError, RequestError
+from denizen.worker.graphs import PREFILL_ROWS, GraphRunner, decode_buckets, prefill_buckets
 from denizen.worker.memory import available_bytes
 from denizen.worker.pools.kv import KvPool
 from denizen.worker.pools.state import SlotPool
-from denizen.worker.pools.storage import allocate_state, kv_bytes_per_page, state_bytes_per_slot
+from denizen.worker.pools.storage import allocate_state, kv_bytes_per_page, state_bytes_per_slot, with_state_dtype
 from denizen.worker.protocol import ReadyModel
 from denizen.worker.request import Request
 from denizen.worker.resident.mirror import Mirror
@@ -26,13 +28,16 @@ from denizen.worker.scheduler import Scheduler
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
     from denizen.worker.config import EngineConfig, PoolConfig, SchedulerConfig
-    from denizen.worker.models.base import Model
+    from denizen.worker.models.base import Model, StatePoolSpec
+    from denizen.worker.phases import Stopwatch
     from denizen.worker.protocol import Submit
 
-#: Part of the available memory that the KV pools may take when ``kv_tokens`` is not given.
-_KV_SHARE = 0.3
+#: Part of the available memory that the KV pools and states may take when ``kv_tokens`` is not given, by device type.
+_KV_SHARE = {"cpu": 0.3, "cuda": 0.85}
+#: Bytes that a CUDA model needs besides: intermediate results of its graphs, the planner's workspace, and a row of the
+#: sampler's counts and biases for every row of the tables.
+_CUDA_RESERVE = 4 << 30
 
 
 @dataclass
@@ -42,10 +47,21 @@ class ServedModel:
     name: str
     model: Model
     scheduler: Scheduler
-    runner: Runner
+    runner: Runner | GraphRunner
     context: int
     kv_tokens: int
     fingerprint: str = ""
+
+    @property
+    def launches(self) -> bool:
+        """The runner queues steps on a device and returns at once."""
+        return hasattr(self.runner, "launch")
+
+    def time_with(self, stopwatch: Stopwatch) -> None:
+        """Phases of planning and launching go to ``stopwatch``."""
+        self.scheduler.planner.stopwatch = stopwatch
+        if isinstance(self.runner, GraphRunner):
+            self.runner.stopwatch = stopwatch
 
     @classmethod
     def build(
@@ -65,14 +81,20 @@ class ServedModel:
     ) -> ServedModel:
         """Allocates pools and tables. ``share``: of the memory, this model's part. Raises :class:`CapacityError`.
 
-        ``buckets`` None = every batch size: on the CPU a padded row costs as much as a live one.
+        ``buckets`` None = on CUDA those of ``graphs.py``, on the CPU every batch size: there a padded row costs as much
+        as a live one. ``mode``: of walks that write the pool, unless ``engine`` says that the host plans everything.
+        On CUDA it also captures the graphs.
         """
+        state_pools = model.state_pools
+        if pools.state_dtype != "float32":
+            own = getattr(torch, pools.state_dtype)
+            state_pools = tuple(with_state_dtype(spec, own) for spec in state_pools)
         rows = limits.max_rows + 1
         context = min(limits.max_context or model.context_length, model.context_length)
         size = pools.page_size
         tokens = pools.kv_tokens
         if tokens is None:
-            tokens = _fitting_tokens(model, device, dtype, size, limits.max_rows, context, share)
+            tokens = _fitting_tokens(model, state_pools, device, dtype, size, limits.max_rows, context, share)
         pages = -(-tokens // size)
         context = min(context, pages * size)
         kv = {spec.key: KvPool(spec.key, pages + 1, size) for spec in model.kv_pools}
@@ -80,16 +102,40 @@ class ServedModel:
         max_pages = -(-context // size)
         layout = TableLayout(rows, dict.fromkeys(kv, max_pages), list(state))
         mirror = Mirror(rows, dict.fromkeys(kv, size))
-        planner = Planner(layout, mirror, kv, model.walks, buckets or range(1, rows), mode, resident=engine.resident)
-        runner = Runner(
-            model,
-            DeviceTables(layout, device),
-            {spec.key: paged_attention(spec, pages + 1, size, device, dtype) for spec in model.kv_pools},
-            dict.fromkeys(kv, pages + 1),
-            {spec.key: allocate_state(spec, rows, device, dtype) for spec in model.state_pools},
-            Sampler(model.vocab_size, SamplerState(rows, model.vocab_size, device)),
+        if buckets is None:
+            buckets = decode_buckets(limits.max_rows) if device.type == "cuda" else range(1, rows)
+        planner = Planner(layout, mirror, kv, model.walks, buckets, mode, resident=engine.resident)
+        tables = DeviceTables(layout, device)
+        states = {spec.key: allocate_state(spec, rows, device, dtype) for spec in state_pools}
+        sampler = SamplerState(rows, model.vocab_size, device)
+        runner: Runner | GraphRunner
+        prefill_rows = None
+        if device.type == "cuda":
+            prefill_rows = min(PREFILL_ROWS, limits.max_rows)
+            runner = GraphRunner(
+                model,
+                tables,
+                {spec.key: flashinfer_attention(spec, pages + 1, size, device, dtype) for spec in model.kv_pools},
+                states,
+                sampler,
+                mode if engine.resident else PlanMode.FULL,
+                buckets,
+                prefill_buckets(limits.prefill_chunk),
+                prefill_rows,
+            )
+            runner.capture()
+        else:
+            runner = Runner(
+                model,
+                tables,
+                {spec.key: paged_attention(spec, pages + 1, size, device, dtype) for spec in model.kv_pools},
+                dict.fromkeys(kv, pages + 1),
+                states,
+                Sampler(model.vocab_size, sampler),
+            )
+        scheduler = Scheduler(
+            SlotPool("rows", rows), kv, state, mirror, planner, context, limits.prefill_chunk, prefill_rows
         )
-        scheduler = Scheduler(SlotPool("rows", rows), kv, state, mirror, planner, context, limits.prefill_chunk)
         return cls(name, model, scheduler, runner, context, pages * size, fingerprint)
 
     def ready(self) -> ReadyModel:
@@ -124,12 +170,21 @@ class ServedModel:
 
 
 def _fitting_tokens(
-    model: Model, device: torch.device, dtype: torch.dtype, page_size: int, rows: int, context: int, share: float
+    model: Model,
+    state_pools: Sequence[StatePoolSpec],
+    device: torch.device,
+    dtype: torch.dtype,
+    page_size: int,
+    rows: int,
+    context: int,
+    share: float,
 ) -> int:
     """KV positions that the memory holds, at most what all rows could use."""
     per_page = sum(kv_bytes_per_page(spec, page_size, dtype) for spec in model.kv_pools)
-    state = rows * sum(state_bytes_per_slot(spec, dtype) for spec in model.state_pools)
-    room = int(available_bytes(device) * share * _KV_SHARE) - state
+    taken = (rows + 1) * sum(state_bytes_per_slot(spec, dtype) for spec in state_pools)
+    if device.type == "cuda":
+        taken += _CUDA_RESERVE + 8 * rows * model.vocab_size
+    room = int(available_bytes(device) * share * _KV_SHARE[device.type]) - taken
     pages = min(room // per_page, rows * -(-context // page_size))
     if pages < 1:
         raise CapacityError(

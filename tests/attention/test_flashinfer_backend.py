@@ -291,7 +291,7 @@ def test_a_step_writes_its_keys_and_attends_like_the_reference(
         mine[: len(array)] = array
     step.qo_indptr.copy_(starts)
     expected = reference.bind(indptr, pages, last, starts, max(counts))
-    step.write_at.copy_(expected._write_at)
+    step.write_at.copy_(expected.write_at)
     step.plan(indptr, starts if prefill else None)
     query = torch.randn(tokens, HEADS, SPEC.head_dim, generator=generator)
     key, value = (torch.randn(tokens, SPEC.kv_heads, SPEC.head_dim, generator=generator) for _ in range(2))

@@ -75,8 +75,21 @@ def decode(rows: int) -> Iterator[tuple[str, float]]:
     yield "greedy", microseconds(lambda i: gumbel_argmax(logits[i], cold, seed, seed), copies)
     top_k, top_p, none = torch.full_like(slots, 20), torch.full_like(warm, 0.95), torch.zeros_like(warm)
     open_ = torch.ones_like(warm)
-    yield "threshold, top-k 20", microseconds(lambda i: filter_threshold(logits[i], warm, top_k, open_, none), copies)
-    yield "threshold, top-p", microseconds(lambda i: filter_threshold(logits[i], warm, top_k * 0, top_p, none), copies)
+    # Logits as of a model: weights fall with a power of the rank. Random ones are as flat as logits can be.
+    ranks = torch.arange(1, 248321, device=CUDA).log()
+    peaked = [torch.stack([ranks[torch.randperm(248320, device=CUDA)] * -2 for _ in range(rows)]) for _ in logits]
+    peaked = [x.to(torch.bfloat16) for x in peaked]
+    for name, source, k, p in (
+        ("top-k 20", logits, top_k, open_),
+        ("top-k 20, top-p", logits, top_k, top_p),
+        ("top-p", peaked, top_k * 0, top_p),
+        ("top-p, flat", logits, top_k * 0, top_p),
+    ):
+
+        def threshold(i: int, source: list[torch.Tensor] = source, k: torch.Tensor = k, p: torch.Tensor = p) -> None:
+            filter_threshold(source[i], warm, k, p, none)
+
+        yield f"threshold, {name}", microseconds(threshold, copies)
     yield "gumbel", microseconds(lambda i: gumbel_argmax(logits[i], warm, seed, seed), copies)
 
 
@@ -87,7 +100,7 @@ def _gather(slots: torch.Tensor, table: torch.Tensor, length: int) -> float:
 
 
 def delta_decode(rows: int) -> Iterator[tuple[str, float]]:
-    """The gated delta net of one layer, fused and split, with launch shapes to choose between."""
+    """The gated delta net of one layer, with launch shapes to choose between."""
     parts = _half(rows, 8224).split((_CHANNELS, 2048, _HEADS, _HEADS), dim=1)
     weight, norm = _half(_CHANNELS, 4), torch.ones(_DIM, device=CUDA)
     rate, bias = -torch.ones(_HEADS, device=CUDA), torch.zeros(_HEADS, device=CUDA)
@@ -98,17 +111,14 @@ def delta_decode(rows: int) -> Iterator[tuple[str, float]]:
         floor = 2 * rows * state[0][0].numel() * dtype.itemsize / 4.24e6
         yield f"  floor {dtype}", floor
 
-        def run(i: int, split: bool, state: list[torch.Tensor] = state) -> None:
-            gated_delta_decode_triton(*parts, weight, rate, bias, norm, 1e-6, conv[i], state[i], slots, split=split)
+        def run(i: int, state: list[torch.Tensor] = state) -> None:
+            gated_delta_decode_triton(*parts, weight, rate, bias, norm, 1e-6, conv[i], state[i], slots)
 
-        kept = gated_delta_decode.FUSED_WARPS, gated_delta_decode.DELTA_COLUMNS, gated_delta_decode.DELTA_WARPS
-        for warps in (4, 8, 16):
-            gated_delta_decode.FUSED_WARPS = warps
-            yield f"fused {dtype} warps {warps}", microseconds(lambda i: run(i, False), _LAYERS)
-        for columns, warps in ((16, 2), (32, 2), (32, 4), (64, 4), (128, 8)):
-            gated_delta_decode.DELTA_COLUMNS, gated_delta_decode.DELTA_WARPS = columns, warps
-            yield f"split {dtype} columns {columns} warps {warps}", microseconds(lambda i: run(i, True), _LAYERS)
-        gated_delta_decode.FUSED_WARPS, gated_delta_decode.DELTA_COLUMNS, gated_delta_decode.DELTA_WARPS = kept
+        kept = gated_delta_decode.WARPS
+        for warps in (4, 8):
+            gated_delta_decode.WARPS = warps
+            yield f"gated_delta_decode {dtype} warps {warps}", microseconds(run, _LAYERS)
+        gated_delta_decode.WARPS = kept
 
 
 def delta_prefill(rows: int, tokens: int) -> Iterator[tuple[str, float]]:

@@ -22,9 +22,7 @@ def _layer(g: torch.Generator, key_heads: int, value_heads: int, dim: int) -> di
     }
 
 
-def _decode(
-    split: bool, key_heads: int, value_heads: int, dim: int, dtype: torch.dtype, state_dtype: torch.dtype
-) -> None:
+def _decode(key_heads: int, value_heads: int, dim: int, dtype: torch.dtype, state_dtype: torch.dtype) -> None:
     g = generator(key_heads + value_heads)
     layer = _layer(g, key_heads, value_heads, dim)
     layer["conv_weight"] = layer["conv_weight"].to(dtype)
@@ -37,7 +35,7 @@ def _decode(
     conv_state[0], state[0] = float("nan"), float("nan")
     reference_conv, reference_state = conv_state.clone(), state.clone()
     my_conv, my_state = on_device(conv_state), on_device(state)
-    what = f"split={split} {key_heads}/{value_heads}x{dim} {dtype} state {state_dtype}"
+    what = f"{key_heads}/{value_heads}x{dim} {dtype} state {state_dtype}"
     for step in range(2):
         projected = torch.randn(rows, channels + values + 2 * value_heads, generator=g).to(dtype)
         projected[~live] = float("nan")
@@ -53,7 +51,6 @@ def _decode(
             my_conv,
             my_state,
             on_device(slots),
-            split=split,
         )
         # bf16 state is rounded each step on both sides, at most one unit apart; outputs of bf16 inputs round between.
         exact = dtype == state_dtype == torch.float32
@@ -67,18 +64,11 @@ def _decode(
     same(my_conv.cpu()[idle], conv_state[idle], f"conv slots of others {what}")
 
 
-def test_fused_decode_equals_the_reference() -> None:
-    for key_heads, value_heads, dim in ((2, 2, 32), (2, 4, 16)):
-        _decode(False, key_heads, value_heads, dim, torch.float32, torch.float32)
-        _decode(False, key_heads, value_heads, dim, torch.bfloat16, torch.float32)
-        _decode(False, key_heads, value_heads, dim, torch.bfloat16, torch.bfloat16)
-
-
-def test_split_decode_equals_the_reference() -> None:
-    for key_heads, value_heads, dim in ((2, 2, 64), (2, 4, 16)):
-        _decode(True, key_heads, value_heads, dim, torch.float32, torch.float32)
-        _decode(True, key_heads, value_heads, dim, torch.bfloat16, torch.float32)
-        _decode(True, key_heads, value_heads, dim, torch.bfloat16, torch.bfloat16)
+def test_decode_equals_the_reference() -> None:
+    for key_heads, value_heads, dim in ((2, 2, 32), (2, 4, 16), (1, 1, 128)):
+        _decode(key_heads, value_heads, dim, torch.float32, torch.float32)
+        _decode(key_heads, value_heads, dim, torch.bfloat16, torch.float32)
+        _decode(key_heads, value_heads, dim, torch.bfloat16, torch.bfloat16)
 
 
 def _ragged(lengths: list[int], bucket: int, rows: int) -> torch.Tensor:
@@ -95,11 +85,11 @@ def _slots(lengths: list[int], rows: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _prefill(
-    lengths: list[int], bucket: int, rows: int, heads: tuple[int, int], dtype: torch.dtype, repeat: bool
+    lengths: list[int], bucket: int, rows: int, heads: tuple[int, int], dtype: torch.dtype, repeat: bool, dim: int = 16
 ) -> None:
     g = generator(sum(lengths))
     key_heads, value_heads = heads
-    dim, live = 16, len(lengths)
+    live = len(lengths)
     cu_seqlens = _ragged(lengths, bucket, rows)
     slots, fresh = _slots(lengths, rows)
     total = int(cu_seqlens[-1])
@@ -130,7 +120,7 @@ def _prefill(
         slots[:live],
         fresh[:live],
     )
-    what = f"prefill {lengths} of {bucket}, heads {heads}, {dtype}, repeated keys {repeat}"
+    what = f"prefill {lengths} of {bucket}, heads {heads} x {dim}, {dtype}, repeated keys {repeat}"
     interpreted = DEVICE.type == "cpu"  # exact products, but bf16 by truncation
     bound = (2e-5 if interpreted else 2e-3) if dtype == torch.float32 else (4e-2 if interpreted else 2e-2)
     close(got[:total], want, bound, what)
@@ -146,6 +136,7 @@ def test_prefill_equals_the_reference() -> None:
         _prefill([63, 64, 65], 200, 4, (2, 2), dtype, repeat=False)
         _prefill([130, 1, 7], 150, 5, (1, 2), dtype, repeat=False)
         _prefill([100], 128, 2, (2, 2), dtype, repeat=True)
+        _prefill([70, 3], 80, 3, (1, 2), dtype, repeat=False, dim=128)
 
 
 def test_conv_prefill_equals_the_reference() -> None:

@@ -71,7 +71,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[s
                 signature[parameter.name] = "i32"
                 if value % 16 == 0:
                     attributes[(index,)] = [["tt.divisibility", 16]]
-        options = {k: v for k, v in kwargs.items() if k in ("num_warps", "num_stages")}
+        options = {k: v for k, v in kwargs.items() if k in ("num_warps", "num_stages", "maxnreg")}
         source = ASTSource(self, signature, constants, attributes)
         cubin = tmp_path / f"{self.__name__}.cubin"
         cubin.write_bytes(triton.compile(source, target=target, options=options).asm["cubin"])
@@ -84,7 +84,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[s
     for name, report in usage.items():
         print(name, *re.findall(r"(?:REG|STACK|SHARED|LOCAL):\d+", report))
     for name, report in usage.items():
-        assert "STACK:0 " in report or "STACK:40 " in report, f"{name} spills: {report}"
+        assert all(int(size) <= 40 for size in re.findall(r"STACK:(\d+)", report)), f"{name} spills: {report}"
         assert "LOCAL:0 " in report, f"{name} spills: {report}"
 
 
@@ -133,9 +133,9 @@ def test_layers(compiled: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("split", [False, True])
-def test_gated_delta_decode(compiled: dict[str, str], split: bool, state_dtype: torch.dtype) -> None:
-    rows, heads, dim, channels = 16, 16, 128, 6144
+@pytest.mark.parametrize("rows", [16, 128])
+def test_gated_delta_decode(compiled: dict[str, str], rows: int, state_dtype: torch.dtype) -> None:
+    heads, dim, channels = 16, 128, 6144
     parts = _half(rows, channels + 2048 + 32).split((channels, 2048, 16, 16), dim=1)
     scalars = torch.zeros(heads)
     gated_delta_decode.gated_delta_decode_triton(
@@ -148,7 +148,6 @@ def test_gated_delta_decode(compiled: dict[str, str], split: bool, state_dtype: 
         _half(20, 3, channels),
         torch.zeros(20, heads, dim, dim, dtype=state_dtype),
         _ints(rows),
-        split=split,
     )
 
 

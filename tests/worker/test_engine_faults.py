@@ -56,7 +56,8 @@ def test_abort_in_every_phase_gives_everything_back(phase, overlap):
         assert outcome.end.reason == "abort"
         # The step that ran, and at most the one queued behind it, came before the abort could take effect.
         assert len(outcome.rows) <= 12
-        assert model.calls - at_abort <= 3 + 2 * (phase == "queued") * 8
+        # Five more steps are request 3's, which may have run by now.
+        assert model.calls - at_abort <= 3 + 5 + 2 * (phase == "queued") * 8
         assert isinstance(peer.finish(3)[0].end, Done)
     assert_empty(served)
 

@@ -16,6 +16,22 @@ class AttentionStep(Protocol):
     ``kernels/page_gather.py`` and from the step's lengths (new tokens included), never from the raw tables.
     """
 
+    @property
+    def write_at(self) -> torch.Tensor:
+        """Place of each of the step's new tokens in the flattened pool, ``page * page_size + offset``: ``[T]``."""
+        ...
+
+    def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one layer, each ``[pages, page_size, kv_heads, head_dim]``, contiguous."""
+        ...
+
+    def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        """Attends causally over pages that hold the step's keys and values already (``kernels/attention_inputs.py``).
+
+        ``query`` and the result are ``[T, heads, head_dim]``; the scale is ``head_dim ** -0.5``.
+        """
+        ...
+
     def run(
         self, layer: int, query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None, scale: float
     ) -> torch.Tensor:

@@ -106,9 +106,12 @@ class FlashInferAttention:
         #: each ``[layers, pages, page_size, kv_heads, head_dim]``
         self.keys, self.values = allocate_kv(spec, pages, page_size, device, dtype)
 
-    def decode_step(self, rows: int, workspace: SlotWorkspace) -> FlashInferStep:
-        """A step of ``rows`` rows with one query each, for a graph."""
-        return FlashInferStep(self, self._shape(rows, rows, causal=False), workspace)
+    def decode_step(self, rows: int, workspace: SlotWorkspace, tensor_cores: bool | None = None) -> FlashInferStep:
+        """A step of ``rows`` rows with one query each, for a graph.
+
+        ``tensor_cores`` None = whatever is faster; True where the graph shall plan for itself.
+        """
+        return FlashInferStep(self, self._shape(rows, rows, causal=False), workspace, tensor_cores)
 
     def prefill_step(self, rows: int, tokens: int, workspace: SlotWorkspace) -> FlashInferStep:
         """A step of at most ``tokens`` queries of at most ``rows`` rows, causal, for a graph."""
@@ -131,7 +134,13 @@ class FlashInferStep:
     the first layer, and give :meth:`plan` the prefix sum of page counts alone. False: fill ``pages`` from the host's.
     """
 
-    def __init__(self, pool: FlashInferAttention, shape: PlanShape, workspace: SlotWorkspace) -> None:
+    def __init__(
+        self,
+        pool: FlashInferAttention,
+        shape: PlanShape,
+        workspace: SlotWorkspace,
+        tensor_cores: bool | None = None,
+    ) -> None:
         self.pages = PageArrays.allocate(shape.rows, pool.keys.shape[1], pool.device)
         #: int32 ``[tokens]``: place of each new token in the flattened pool; see ``kernels/decode_step.py``
         self.write_at = torch.zeros(shape.tokens, dtype=torch.int32, device=pool.device)
@@ -141,7 +150,9 @@ class FlashInferStep:
         self._pool = pool
         self._workspace = workspace
         self._prefill = shape.causal
-        self._tensor_cores = self._prefill or prefers_tensor_cores(shape.heads, shape.kv_heads, shape.rows)
+        if tensor_cores is None:
+            tensor_cores = prefers_tensor_cores(shape.heads, shape.kv_heads, shape.rows)
+        self._tensor_cores = self._prefill or tensor_cores
         self._scale = shape.head_dim**-0.5
         self._captured: list[int] | None = None
         self._host_qo = torch.arange(shape.rows + 1, dtype=torch.int32)

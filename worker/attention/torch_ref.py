@@ -86,14 +86,20 @@ class TorchAttentionStep:
 
     def __init__(self, pool: PagedAttention, write_at: torch.Tensor) -> None:
         self._pool = pool
-        self._write_at = write_at  #: int64 [T], flattened position of each new token
+        self.write_at = write_at  #: int64 [T], flattened position of each new token
+
+    def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._pool.keys[layer], self._pool.values[layer]
+
+    def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+        return self._attend(layer, query, query.shape[-1] ** -0.5, causal=True)
 
     def run(
         self, layer: int, query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None, scale: float
     ) -> torch.Tensor:
         """Writes, then attends. Without ``key`` the pool is read only and every query sees the row's whole context."""
         if key is not None and value is not None:
-            self._pool._write(layer, self._write_at, key, value)
+            self._pool._write(layer, self.write_at, key, value)
         return self._attend(layer, query, scale, causal=key is not None)
 
     def _attend(self, layer: int, query: torch.Tensor, scale: float, causal: bool) -> torch.Tensor:

@@ -28,6 +28,7 @@ class KvPoolSpec:
     layers: int
     kv_heads: int
     head_dim: int
+    heads: int = 0  #: query heads that read it; 0 = as many as ``kv_heads``
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class Batch:
     """One step of one walk. All tensors are on the model's device.
 
     Row ``i`` of the batch owns tokens ``cu_seqlens[i]:cu_seqlens[i + 1]``. In a decode walk every row has one token.
-    Padding rows have slot 0 (the null row); in a prefill walk there are none.
+    Padding rows have slot 0 (the null row); in a prefill walk they have no tokens. Tokens after ``cu_seqlens[B]`` pad a
+    captured step. What is computed for padding is not looked at.
     """
 
     walk: str
@@ -105,5 +107,5 @@ class Model(Protocol):
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """fp32 logits ``[N, vocab_size]`` of hidden states ``[N, hidden]``."""
+        """Logits ``[N, vocab_size]``, in the model's type, of hidden states ``[N, hidden]``."""
         ...

@@ -5,6 +5,7 @@ Who owns which page or slot is accounting, kept elsewhere in this package; this 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from denizen.worker.memory import zeros
@@ -41,6 +42,12 @@ def allocate_state(
         tensor.name: zeros((tensor.layers, slots, *tensor.shape), device, tensor.dtype or dtype)
         for tensor in spec.tensors
     }
+
+
+def with_state_dtype(spec: StatePoolSpec, dtype: torch.dtype) -> StatePoolSpec:
+    """The pool with ``dtype`` for the tensors that name a type of their own."""
+    tensors = (replace(tensor, dtype=dtype) if tensor.dtype is not None else tensor for tensor in spec.tensors)
+    return replace(spec, tensors=tuple(tensors))
 
 
 def state_bytes_per_slot(spec: StatePoolSpec, dtype: torch.dtype) -> int:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from denizen.worker.phases import Stopwatch
 from denizen.worker.pools.kv import SINK_PAGE
 from denizen.worker.pools.state import NULL_SLOT
 from denizen.worker.resident.mirror import Advance
@@ -42,8 +43,7 @@ class PlanMode(Enum):
     FULL = "full"  #: the page arrays themselves
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A request's part in a step."""
 
     request: Request
@@ -51,6 +51,11 @@ class Entry:
     start: int  #: position of its first token in the step
     count: int  #: tokens
     samples: bool  #: its last token is followed by a sampled one
+
+
+#: Words to which sections of a step's inputs are aligned: 16 bytes.
+_ALIGN = 4
+_PADDING = np.zeros(_ALIGN, np.int32)
 
 
 class StepInputs:
@@ -66,6 +71,14 @@ class StepInputs:
         self.sections[name] = (self._size, self._size + len(flat), values.shape)
         self._parts.append(flat)
         self._size += len(flat)
+        if padding := -self._size % _ALIGN:
+            self._parts.append(_PADDING[:padding])
+            self._size += padding
+
+    def section(self, buffer: np.ndarray, name: str) -> np.ndarray | None:
+        """The flat section ``name`` of a packed buffer; None if there is none."""
+        place = self.sections.get(name)
+        return None if place is None else buffer[place[0] : place[1]]
 
     def pack(self) -> np.ndarray:
         """The buffer; sections are ``buffer[begin:end]``, reshaped."""
@@ -78,7 +91,9 @@ class StepPlan:
 
     walk: str
     bucket: int
-    entries: list[Entry]
+    requests: list[Request]
+    starts: np.ndarray  #: int32 [n], position of each request's first token in the step
+    samples: list[bool] | None  #: whose last token is followed by a sampled one; None = all
     inputs: StepInputs
     buffer: np.ndarray
     modes: Mapping[str, PlanMode]
@@ -90,6 +105,32 @@ class StepPlan:
     all_logits: bool = False  #: logits of every token, for scoring
     number: int = 0
     graph_slot: int = 0
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Each request's part. Made when asked for: the steady step does not need it."""
+        samples = self.samples or [True] * len(self.requests)
+        advance = self.advance
+        columns = (self.requests, advance.rows.tolist(), self.starts.tolist(), advance.counts.tolist(), samples)
+        return [Entry(*parts) for parts in zip(*columns, strict=True)]
+
+    @property
+    def sampling(self) -> list[Request]:
+        """The requests that get a token, in the order of the result's."""
+        if self.samples is None:
+            return self.requests
+        return [request for request, samples in zip(self.requests, self.samples, strict=True) if samples]
+
+
+@dataclass(frozen=True)
+class _Group:
+    """What stays the same while the same requests decode together."""
+
+    requests: list[Request]
+    rows: np.ndarray  #: int64 [n]
+    ones: np.ndarray  #: int32 [n]
+    slots: np.ndarray  #: int32 [bucket]
+    sample: SamplePlan | None  #: None: it depends on how many tokens there are
 
 
 class Planner:
@@ -111,8 +152,11 @@ class Planner:
         self.pools = pools
         self.walks = walks
         self.resident = resident
+        self.stopwatch = Stopwatch()
+        self._group: _Group | None = None
         self.buckets = tuple(buckets)
         self._steps = 0
+        self._of_walk = dict.fromkeys(walks, 0)
         self._written = {name: tuple(key for key in pools if walk.streams.get(key)) for name, walk in walks.items()}
         self._modes = {name: self._walk_modes(walk, mode) for name, walk in walks.items()}
 
@@ -138,13 +182,15 @@ class Planner:
 
     def prepare_decode(self, requests: Sequence[Request]) -> StepPlan | None:
         """One token for every request; None if the pages that it needs are not there (nothing is taken then)."""
-        rows = np.fromiter((request.row for request in requests), np.int64, len(requests))
+        self.stopwatch.lap("plan_rest")
+        group = self._group
+        if group is None or group.requests != requests:
+            group = self._group = self._make_group(list(requests))
+        rows = group.rows
         appended = self._append_pages(requests, rows)
         if appended is None:
             return None
-        bucket = self.bucket_of(len(requests))
-        slots = np.full(bucket, NULL_SLOT, np.int32)
-        slots[: len(rows)] = rows
+        bucket = len(group.slots)
         writes = RowWrites(self.layout)
         if not self.resident:
             for request in requests:
@@ -153,28 +199,31 @@ class Planner:
             for request, key, page in appended:
                 writes.put(kv_table(key), request.row, PAGES + int(self.mirror.pages[key][request.row]), [page])
         inputs = StepInputs()
-        inputs.put("slots", slots)
+        inputs.put("slots", group.slots)
         self._put_writes(inputs, writes)
-        ones = np.ones(len(rows), np.int32)
-        self._put_pages("decode", inputs, requests, rows, ones, bucket, appended)
-        entries = [
-            Entry(request, request.row, len(request.prompt) + request.planned - 1, 1, True) for request in requests
-        ]
+        self._put_pages("decode", inputs, requests, rows, group.ones, bucket, appended)
+        starts = self.mirror.lengths[self._written["decode"][0]][rows]
+        self.stopwatch.lap("plan_kv")
+        sample = group.sample or self._sample(requests, bucket)
+        self.stopwatch.lap("plan_sampler")
         return StepPlan(
             "decode",
             bucket,
-            entries,
+            group.requests,
+            starts,
+            None,
             inputs,
             inputs.pack(),
             self._modes["decode"],
-            SamplePlan.of([(request.params, request.planned) for request in requests], bucket),
-            Advance(rows, ones, self._written["decode"]),
+            sample,
+            Advance(rows, group.ones, self._written["decode"]),
             1,
             appended=appended,
         )
 
     def prepare_prefill(self, chunks: Sequence[tuple[Request, int]]) -> StepPlan:
         """The next ``count`` tokens of every request; the rows of requests that begin are written."""
+        self.stopwatch.lap("plan_rest")
         rows = np.fromiter((request.row for request, _ in chunks), np.int64, len(chunks))
         counts = np.fromiter((count for _, count in chunks), np.int32, len(chunks))
         requests = [request for request, _ in chunks]
@@ -202,25 +251,47 @@ class Planner:
         )
         inputs.put("sampled", np.flatnonzero([entry.samples for entry in entries]).astype(np.int32))
         self._put_pages("prefill", inputs, requests, rows, counts, len(rows), [])
+        self.stopwatch.lap("plan_kv")
         sampled = [(e.request.params, e.request.planned) for e in entries if e.samples]
+        sample = SamplePlan.of(sampled, len(sampled))
+        self.stopwatch.lap("plan_sampler")
         return StepPlan(
             "prefill",
             len(rows),
-            entries,
+            requests,
+            starts,
+            [entry.samples for entry in entries],
             inputs,
             inputs.pack(),
             self._modes["prefill"],
-            SamplePlan.of(sampled, len(sampled)),
+            sample,
             Advance(rows, counts, self._written["prefill"]),
             int(counts.max()),
             begins,
         )
 
+    def _make_group(self, requests: list[Request]) -> _Group:
+        rows = np.fromiter((request.row for request in requests), np.int64, len(requests))
+        slots = np.full(self.bucket_of(len(requests)), NULL_SLOT, np.int32)
+        slots[: len(rows)] = rows
+        counted = any(request.params.features & Feature.MIN_TOKENS for request in requests)
+        sample = None if counted else self._sample(requests, len(slots))
+        return _Group(requests, rows, np.ones(len(rows), np.int32), slots, sample)
+
+    def _sample(self, requests: Sequence[Request], bucket: int) -> SamplePlan:
+        return SamplePlan.of([(request.params, request.planned) for request in requests], bucket)
+
+    def row_freed(self) -> None:
+        """A request gave up its row: it may come back with another."""
+        self._group = None
+
     def commit(self, plan: StepPlan) -> None:
         """The step will run next: moves the mirror."""
         self._steps += 1
         plan.number = self._steps
-        plan.graph_slot = plan.number % GRAPH_SLOTS
+        # Slots alternate within a walk: an iteration has a step of each, and two iterations may be on the device.
+        self._of_walk[plan.walk] += 1
+        plan.graph_slot = self._of_walk[plan.walk] % GRAPH_SLOTS
         for request, key, page in plan.appended:
             assert request.held is not None
             request.held.pages[key].append(page)

@@ -49,6 +49,7 @@ def _layout() -> dict[str, _Field]:
         ("presence_penalty", torch.float32, np.float32, 1),
         ("frequency_penalty", torch.float32, np.float32, 1),
         ("min_tokens", torch.int32, np.int32, 1),
+        ("features", torch.int32, np.int32, 1),
         ("masked_ids", torch.int32, np.int32, MAX_MASKED_IDS),
     )
     layout: dict[str, _Field] = {}
@@ -167,6 +168,7 @@ class SamplingParams:
         for name in ("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
             put(name, getattr(self, name))
         put("min_tokens", min(self.min_tokens, 2**31 - 1))
+        put("features", self.features)
         if self.features & Feature.MIN_TOKENS:
             ids = sorted(self.stop_ids)
             put("masked_ids", ids + ids[:1] * (MAX_MASKED_IDS - len(ids)))

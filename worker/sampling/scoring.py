@@ -41,7 +41,7 @@ def score_prompt(
             scores: list[tuple[float, tuple[tuple[int, float], ...]]] = []
             for begin in range(0, count, _BLOCK):
                 end = min(begin + _BLOCK, count)
-                block = logits(hidden[offset + begin : offset + end])
+                block = logits(hidden[offset + begin : offset + end]).float()
                 scores += _score(block, targets[begin:end].to(block.device), request.prompt_logprobs)
             results.append(PromptScores(request, entry.start + 1, scores))
         offset += entry.count

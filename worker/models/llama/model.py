@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from denizen.kernels.norm import rms_norm
-from denizen.kernels.rope import apply_rope, rope_angles
+from denizen.kernels.attention_inputs import attention_inputs, rope_table
+from denizen.kernels.gate import silu_mul
+from denizen.kernels.norm import add_rms_norm
 from denizen.worker.models.base import RAGGED, KvPoolSpec, StatePoolSpec, Walk
 from denizen.worker.models.llama.config import LlamaConfig
 from denizen.worker.models.llama.weights import Layer, Weights, load_weights
 from denizen.worker.models.loader import WeightLoader
-from torch.nn.functional import embedding, silu
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from denizen.worker.attention.base import AttentionStep
     from denizen.worker.models.base import Batch
     from denizen.worker.models.checkpoint import Checkpoint, Progress
 
@@ -36,9 +35,10 @@ class LlamaModel:
         self.config = config
         self.vocab_size = config.vocab_size
         self.context_length = config.context_length
-        self.kv_pools = (KvPoolSpec(_KV, config.num_layers, config.num_kv_heads, config.head_dim),)
+        self.kv_pools = (KvPoolSpec(_KV, config.num_layers, config.num_kv_heads, config.head_dim, config.num_heads),)
         self._weights = weights
-        self._inv_freq = config.rope.inv_freq.to(weights.embedding.device)
+        inv_freq = config.rope.inv_freq.to(weights.embedding.device)
+        self._rope = rope_table(inv_freq, config.rope.attention_factor, config.context_length)
 
     @classmethod
     def load(
@@ -53,37 +53,33 @@ class LlamaModel:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """Hidden states after the last norm, ``[T, hidden]``."""
-        attention = batch.attention[_KV]
-        x = embedding(batch.token_ids, self._weights.embedding)
-        rope = rope_angles(batch.positions, self._inv_freq, self.config.rope.attention_factor, x.dtype)
+        residual = self._weights.embedding[batch.token_ids]
+        delta = None  # what the last layer adds to the residual: the next norm adds it
         eps = self.config.rms_norm_eps
         for index, layer in enumerate(self._weights.layers):
-            x = x + self._attend(index, layer, rms_norm(x, layer.input_norm, eps), rope, attention)
-            gate, up = layer.gate_up(rms_norm(x, layer.post_norm, eps)).chunk(2, dim=-1)
-            x = x + layer.down(silu(gate).mul_(up))
-        return rms_norm(x, self._weights.norm, eps)
+            delta = self._attend(index, layer, add_rms_norm(residual, delta, layer.input_norm, eps), batch)
+            normed = add_rms_norm(residual, delta, layer.post_norm, eps)
+            delta = layer.down(silu_mul(layer.gate_up(normed)))
+        return add_rms_norm(residual, delta, self._weights.norm, eps)
 
-    def _attend(
-        self,
-        index: int,
-        layer: Layer,
-        x: torch.Tensor,
-        rope: tuple[torch.Tensor, torch.Tensor],
-        attention: AttentionStep,
-    ) -> torch.Tensor:
-        config = self.config
-        heads, kv_heads = config.num_heads, config.num_kv_heads
-        qkv = layer.qkv(x).view(len(x), heads + 2 * kv_heads, config.head_dim)
-        qk, value = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
-        if layer.q_norm is not None and layer.k_norm is not None:
-            query = rms_norm(qk[:, :heads], layer.q_norm, config.rms_norm_eps)
-            key = rms_norm(qk[:, heads:], layer.k_norm, config.rms_norm_eps)
-            qk = torch.cat((query, key), dim=1)
-        qk = apply_rope(qk, *rope)  # queries and keys turn alike, in one pass
-        out = attention.run(index, qk[:, :heads], qk[:, heads:], value, config.head_dim**-0.5)
-        return layer.output(out.reshape(len(x), heads * config.head_dim))
+    def _attend(self, index: int, layer: Layer, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        config, step = self.config, batch.attention[_KV]
+        query = attention_inputs(
+            layer.qkv(x),
+            config.num_heads,
+            config.num_kv_heads,
+            False,
+            layer.q_norm,
+            layer.k_norm,
+            config.rms_norm_eps,
+            self._rope,
+            batch.positions,
+            step.write_at,
+            *step.cache(index),
+        )
+        return layer.output(step.attend(index, query).view(len(x), config.num_heads * config.head_dim))
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """fp32 ``[N, vocab]``."""
-        return self._weights.head(hidden).float()
+        """``[N, vocab]`` in the model's type."""
+        return self._weights.head(hidden)

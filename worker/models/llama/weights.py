@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from denizen.worker.models.linear import Linear
 
 if TYPE_CHECKING:
-    import torch
     from denizen.worker.models.llama.config import LlamaConfig
     from denizen.worker.models.loader import WeightLoader
 
 
 @dataclass
 class Layer:
-    """One decoder layer. Norm weights are ``[hidden]`` or ``[head_dim]``."""
+    """One decoder layer. Norm weights are fp32, ``[hidden]`` or ``[head_dim]``."""
 
     input_norm: torch.Tensor
     qkv: Linear  #: rows: query heads, key heads, value heads
@@ -40,7 +40,7 @@ def load_weights(config: LlamaConfig, loader: WeightLoader) -> Weights:
     shape = (config.vocab_size, config.hidden_size)
     embedding = loader.tensor("model.embed_tokens.weight", shape)
     layers = [_load_layer(config, loader, f"model.layers.{index}.") for index in range(config.num_layers)]
-    norm = loader.tensor("model.norm.weight", (config.hidden_size,))
+    norm = loader.tensor("model.norm.weight", (config.hidden_size,), torch.float32)
     if config.tied:
         loader.skip(["lm_head.weight"])
         head = Linear(embedding)
@@ -61,7 +61,7 @@ def _load_layer(config: LlamaConfig, loader: WeightLoader, prefix: str) -> Layer
         return Linear(weight, loader.fused([f"{prefix}{name}.bias" for name in names], [(size,) for size in rows]))
 
     def norm(name: str, size: int) -> torch.Tensor:
-        return loader.tensor(f"{prefix}{name}.weight", (size,))
+        return loader.tensor(f"{prefix}{name}.weight", (size,), torch.float32)
 
     qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     return Layer(

@@ -21,7 +21,7 @@ class Attention:
     """Gated full attention."""
 
     query_gate_kv: Linear  #: rows: per query head [query, gate]; then key heads, value heads
-    q_norm: torch.Tensor  #: ``[head_dim]``, 1 already added
+    q_norm: torch.Tensor  #: fp32 ``[head_dim]``, 1 already added
     k_norm: torch.Tensor
     output: Linear
 
@@ -34,13 +34,13 @@ class DeltaNet:
     conv: torch.Tensor  #: ``[conv_dim, kernel]``
     decay: torch.Tensor  #: fp32 ``[value_heads]``, ``-exp(A_log)``
     dt_bias: torch.Tensor  #: fp32 ``[value_heads]``
-    norm: torch.Tensor  #: ``[value_head_dim]``; this one is not zero-centred
+    norm: torch.Tensor  #: fp32 ``[value_head_dim]``; this one is not zero-centred
     output: Linear
 
 
 @dataclass
 class Layer:
-    """One decoder layer; norms have 1 already added."""
+    """One decoder layer; norms are fp32 and have 1 already added."""
 
     input_norm: torch.Tensor
     mixer: Attention | DeltaNet
@@ -79,9 +79,8 @@ def load_weights(config: Qwen35Config, loader: WeightLoader, prefix: str) -> Wei
 
 
 def _centred(loader: WeightLoader, name: str, size: int) -> torch.Tensor:
-    """A zero-centred norm weight, with 1 added in fp32."""
-    weight = loader.tensor(name, (size,), torch.float32)
-    return (weight + 1.0).to(loader.dtype)
+    """A zero-centred norm weight, with 1 added; fp32 whatever the model's type, or its last bits would be lost."""
+    return loader.tensor(name, (size,), torch.float32) + 1.0
 
 
 def _load_layer(config: Qwen35Config, loader: WeightLoader, prefix: str, full: bool) -> Layer:
@@ -126,6 +125,6 @@ def _load_delta_net(config: Qwen35Config, loader: WeightLoader, prefix: str) -> 
         conv=conv.squeeze(1),
         decay=-loader.tensor(f"{prefix}A_log", (heads,), torch.float32).exp(),
         dt_bias=loader.tensor(f"{prefix}dt_bias", (heads,), torch.float32),
-        norm=loader.tensor(f"{prefix}norm.weight", (config.value_head_dim,)),
+        norm=loader.tensor(f"{prefix}norm.weight", (config.value_head_dim,), torch.float32),
         output=Linear(loader.tensor(f"{prefix}out_proj.weight", (hidden, config.value_dim))),
     )

@@ -1,0 +1,276 @@
+"""The runner of a CUDA worker: a step is one graph, captured at load by (walk, bucket, graph slot, sampler variant).
+
+One thread plans, launches and collects: a launch returns at once, the GPU works through what was queued, and results
+are polled from host memory. So at most two steps of a walk are under way, one a graph slot, and what a slot owns (input
+block, planner workspace, mailbox) is rewritten only after its tokens have arrived (E2, E3, E6). Everything runs in one
+stream, in the order of the launches (E1, E4).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from denizen.kernels.row_writes import apply_row_writes
+from denizen.worker.attention.flashinfer import SlotWorkspace
+from denizen.worker.errors import DeviceError, StepError
+from denizen.worker.phases import Stopwatch
+from denizen.worker.pools.kv import SINK_PAGE
+from denizen.worker.resident.planner import GRAPH_SLOTS, PlanMode
+from denizen.worker.runner import StepResult
+from denizen.worker.sampling.captured import Variant
+from denizen.worker.sampling.params import Feature
+from denizen.worker.sampling.scoring import score_prompt
+from denizen.worker.static_step import DecodeStep, Mailbox, PrefillStep, StaticStep, Surroundings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from denizen.worker.attention.flashinfer import FlashInferAttention
+    from denizen.worker.models.base import Model
+    from denizen.worker.resident.planner import StepPlan
+    from denizen.worker.resident.tables import DeviceTables
+    from denizen.worker.sampling.scoring import PromptScores
+    from denizen.worker.sampling.state import SamplerState
+
+_log = logging.getLogger(__name__)
+
+#: Batch sizes of decode graphs. Fewer rows than the first run in it: a product of 16 rows costs what one of 1 costs.
+DECODE_BUCKETS = (8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
+#: Token counts of prefill graphs, and the rows that each can hold.
+PREFILL_BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+PREFILL_ROWS = 16
+
+#: While polling: how often the stream is asked whether it has failed, and how long a finished stream may owe a result.
+_CHECK_S = 0.25
+_LOST_S = 5.0
+
+
+def decode_buckets(rows: int) -> tuple[int, ...]:
+    """The batch sizes that hold up to ``rows``."""
+    return (*(bucket for bucket in DECODE_BUCKETS if bucket < rows), rows)
+
+
+def prefill_buckets(chunk: int) -> tuple[int, ...]:
+    """The token counts that hold up to ``chunk``."""
+    return (*(bucket for bucket in PREFILL_BUCKETS if bucket < chunk), chunk)
+
+
+class Launched:
+    """A step under way."""
+
+    def __init__(self, step: StaticStep, plan: StepPlan, scores: list[PromptScores] | None = None) -> None:
+        self._mailbox = step.mailbox
+        self._plan = plan
+        self._scores = scores
+        self._logits: torch.Tensor | None = None
+        self._mailbox.expected += 1
+        self._count = self._mailbox.expected
+
+    @property
+    def arrived(self) -> bool:
+        return bool(self._mailbox.view[0] == self._count)
+
+    def keep(self, logits: torch.Tensor) -> None:
+        """Logits of every token, to go into the result."""
+        self._logits = logits
+
+    def wait(self) -> None:
+        """Polls until the tokens are there. Raises what the device raises."""
+        view, count = self._mailbox.view, self._count
+        check = time.monotonic() + _CHECK_S
+        lost: float | None = None
+        while view[0] != count:
+            now = time.monotonic()
+            if now < check:
+                continue
+            check = now + _CHECK_S
+            if torch.cuda.current_stream().query():  # raises if a kernel failed
+                lost = lost or now + _LOST_S
+                if now > lost:
+                    raise StepError("the step has run, but its tokens have not arrived")
+
+    def result(self) -> StepResult:
+        """What has arrived, copied: the slot's next step overwrites it (E6)."""
+        plan, logprobs = self._plan, self._mailbox.logprobs
+        chosen = slice(len(plan.requests)) if plan.samples is None else np.flatnonzero(plan.samples)
+        tokens = self._mailbox.view[1:][chosen].astype(np.int64)
+        result = StepResult(tokens, prompt_scores=self._scores, logits=self._logits)
+        if plan.sample.features & Feature.LOGPROBS:
+            result.logprob = logprobs.logprob.numpy()[chosen].copy()
+            result.top_ids = logprobs.top_ids.numpy()[chosen].copy()
+            result.top_logprobs = logprobs.top_logprobs.numpy()[chosen].copy()
+        return result
+
+
+class GraphRunner:
+    """Launches the steps of one model. Used by the engine's thread only."""
+
+    def __init__(
+        self,
+        model: Model,
+        tables: DeviceTables,
+        attention: Mapping[str, FlashInferAttention],
+        state: Mapping[str, Mapping[str, torch.Tensor]],
+        sampler: SamplerState,
+        mode: PlanMode,
+        rows: Sequence[int],
+        tokens: Sequence[int],
+        prefill_rows: int,
+    ) -> None:
+        """``rows``, ``tokens``: buckets of decode and prefill, rising. ``mode``: of both walks.
+
+        Raises :class:`DeviceError` for a model or a FlashInfer release that cannot run so.
+        """
+        if len(attention) != 1:
+            raise DeviceError(f"models with {len(attention)} KV pools are not supported on CUDA")
+        ((key, pool),) = attention.items()
+        self.model = model
+        self.tables = tables
+        self.sampler = sampler
+        self.stopwatch = Stopwatch()
+        self._device = tables.words.device
+        self._mode = mode
+        self._key = key
+        self._rows, self._tokens, self._prefill_rows = tuple(rows), tuple(tokens), prefill_rows
+        around = Surroundings(model, key, tables, state, sampler, pool.page_size, mode)
+        floats = pool.float_workspace(max(*rows, prefill_rows), max(*rows, *tokens))
+        self._steps: dict[tuple[str, int, int], StaticStep] = {}
+        self._graphs: dict[tuple[str, int, int, Variant], torch.cuda.CUDAGraph] = {}
+        self._mailboxes: list[Mailbox] = []
+        for slot in range(GRAPH_SLOTS):
+            workspaces = [SlotWorkspace.allocate(floats) for _ in range(2)]
+            boxes = [Mailbox(size, model.vocab_size, self._device) for size in (max(rows), prefill_rows)]
+            self._mailboxes += boxes
+            for bucket in rows:
+                bound = pool.decode_step(bucket, workspaces[0], tensor_cores=True)
+                self._steps["decode", bucket, slot] = DecodeStep(around, bound, bucket, self._device, boxes[0])
+            for bucket in tokens:
+                bound = pool.prefill_step(prefill_rows, bucket, workspaces[1])
+                self._steps["prefill", bucket, slot] = PrefillStep(
+                    around, bound, prefill_rows, bucket, self._device, boxes[1]
+                )
+        if mode is not PlanMode.FULL and not all(step.attention.lengths_only for step in self._steps.values()):
+            raise DeviceError("this FlashInfer release has no known planner: use --no-resident, or FlashInfer 0.6.14")
+
+    @torch.inference_mode()
+    def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Captures every graph. Rows are padding meanwhile, so that no table, state or page changes.
+
+        ``progress(done, total)`` is called after each. All graphs share one memory pool: they never run at once.
+        """
+        began = time.monotonic()
+        total = len(self._steps) * len(Variant)
+        pool = torch.cuda.graph_pool_handle()
+        side = torch.cuda.Stream(self._device)
+        # Largest first: what the smaller ones need then fits into memory that the pool has already.
+        for (walk, bucket, slot), step in sorted(self._steps.items(), key=lambda item: -item[0][1]):
+            if self._mode is not PlanMode.HOST_PLAN_FREE:
+                self._plan_padding(step)
+            for variant in Variant:
+                if slot == 0:
+                    step.finish(step.forward(), variant)  # compiles kernels and lets libraries choose theirs
+                torch.cuda.synchronize(self._device)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.stream(side):
+                    graph.capture_begin(pool=pool)
+                    step.finish(step.forward(), variant)
+                    graph.capture_end()
+                self._graphs[walk, bucket, slot, variant] = graph
+                if progress is not None:
+                    progress(len(self._graphs), total)
+            step.attention.freeze()
+        torch.cuda.synchronize(self._device)
+        for box in self._mailboxes:
+            box.reset()
+        torch.cuda.synchronize(self._device)
+        _log.info("captured %d graphs in %.1f s", total, time.monotonic() - began)
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Launched:
+        """Queues the step on the device and returns at once, unless it scores a prompt."""
+        step = self._step(plan)
+        for row in plan.begins:
+            self.sampler.begin(row)
+        if not step.fill(plan):
+            self._write_rows(plan)
+        if self._mode is not PlanMode.HOST_PLAN_FREE:
+            self.stopwatch.lap("device_work")
+            self._plan_on_host(step, plan)
+            self.stopwatch.lap("plan_attention")
+        variant = Variant.of(plan.sample.features)
+        if plan.all_logits or self._scores_prompt(plan):
+            return self._score(step, plan, variant)
+        graph = self._graphs.get((plan.walk, self._bucket(plan), plan.graph_slot, variant))
+        if graph is None:  # not captured: the same step, kernel by kernel
+            step.finish(step.forward(), variant)
+        else:
+            graph.replay()
+        return Launched(step, plan)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Launches and waits."""
+        launched = self.launch(plan)
+        launched.wait()
+        return launched.result()
+
+    def _score(self, step: StaticStep, plan: StepPlan, variant: Variant) -> Launched:
+        """Without a graph: steps that need more than the sampled rows' logits."""
+        hidden = step.forward()
+        scores = score_prompt(plan, hidden, self.model.logits) if plan.walk == "prefill" else None
+        step.finish(hidden, variant)
+        launched = Launched(step, plan, scores)
+        if plan.all_logits:
+            count = int(plan.advance.counts.sum())
+            launched.keep(self.model.logits(hidden[:count]).float())
+        return launched
+
+    def _scores_prompt(self, plan: StepPlan) -> bool:
+        return plan.walk == "prefill" and any(request.prompt_logprobs is not None for request in plan.requests)
+
+    def _step(self, plan: StepPlan) -> StaticStep:
+        return self._steps[plan.walk, self._bucket(plan), plan.graph_slot]
+
+    def _bucket(self, plan: StepPlan) -> int:
+        if plan.walk == "decode":
+            return plan.bucket
+        _, _, (tokens,) = plan.inputs.sections["tokens"]
+        return next(bucket for bucket in self._tokens if bucket >= tokens)
+
+    def _section(self, plan: StepPlan, name: str) -> torch.Tensor:
+        section = plan.inputs.section(plan.buffer, name)
+        assert section is not None
+        return torch.from_numpy(section)
+
+    def _write_rows(self, plan: StepPlan) -> None:
+        """Row writes too long for the step's block, in a copy of their own."""
+        runs, payload = (self._section(plan, name).to(self._device) for name in ("runs", "payload"))
+        apply_row_writes(self.tables.words, runs.view(-1, 2), payload)
+
+    def _plan_padding(self, step: StaticStep) -> None:
+        rows = step.attention.shape.rows
+        queries = torch.zeros(rows + 1, dtype=torch.int32) if isinstance(step, PrefillStep) else None
+        step.attention.plan(torch.arange(rows + 1, dtype=torch.int32), queries)
+
+    def _plan_on_host(self, step: StaticStep, plan: StepPlan) -> None:
+        """Page counts to FlashInfer's planner and, in a full plan, page arrays to the device."""
+        attention = step.attention
+        rows = attention.shape.rows
+        given = self._section(plan, f"indptr:{self._key}")
+        padding = rows + 1 - len(given)
+        indptr = torch.cat((given, given[-1] + torch.arange(1, padding + 1, dtype=torch.int32)))
+        if self._mode is PlanMode.FULL:
+            pages = attention.pages
+            indices = self._section(plan, f"indices:{self._key}")
+            last = self._section(plan, f"last_page_len:{self._key}")
+            sink = torch.full((padding,), SINK_PAGE, dtype=torch.int32)
+            pages.indptr.copy_(indptr)
+            pages.indices[: len(indices) + padding].copy_(torch.cat((indices, sink)))
+            pages.last_page_len.copy_(torch.cat((last, torch.ones(padding, dtype=torch.int32))))
+        queries = None
+        if plan.walk == "prefill":
+            queries = torch.from_numpy(step.block.host["cu_seqlens"]).clone()
+        attention.plan(indptr, queries)
