@@ -7,6 +7,7 @@ Qwen3.5-0.8B's shape. Prints a short table last.
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import random
 import statistics
@@ -165,6 +166,8 @@ def main() -> None:
     )
     print(f"checkpoint {made - began:.1f} s, load and capture {time.perf_counter() - made:.1f} s", flush=True)
     print(f"memory left {torch.cuda.mem_get_info()[0] / 2**30:.1f} GiB, {served.kv_tokens} KV tokens", flush=True)
+    gc.collect()
+    gc.freeze()
     lines = []
     for rows in map(int, options.rows.split(",")):
         run(served, rows, rows, 40, 40, 0)

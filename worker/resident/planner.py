@@ -196,8 +196,10 @@ class Planner:
             for request in requests:
                 self._rewrite_row(writes, request, appended)
         else:
-            for request, key, page in appended:
-                writes.put(kv_table(key), request.row, PAGES + int(self.mirror.pages[key][request.row]), [page])
+            for key in {key for _, key, _ in appended}:
+                own = [(request.row, page) for request, pool, page in appended if pool == key]
+                where = np.asarray([row for row, _ in own], np.int64)
+                writes.put_words(kv_table(key), where, PAGES + self.mirror.pages[key][where], [page for _, page in own])
         inputs = StepInputs()
         inputs.put("slots", group.slots)
         self._put_writes(inputs, writes)
