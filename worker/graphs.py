@@ -167,7 +167,7 @@ class GraphRunner:
         began = time.monotonic()
         total = len(self._steps) * len(Variant)
         pool = torch.cuda.graph_pool_handle()
-        side = torch.cuda.Stream(self._device)
+        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         # Largest first: what the smaller ones need then fits into memory that the pool has already.
         for (walk, bucket, slot), step in sorted(self._steps.items(), key=lambda item: -item[0][1]):
             if self._mode is not PlanMode.HOST_PLAN_FREE:

@@ -115,8 +115,8 @@ def encode_tokens(
 ) -> list[bytes]:
     """TOKENS envelopes for ``rows`` in order, numbered from ``sequence``, each within ``inline`` bytes.
 
-    A plain triple is a row without log-probabilities. A row that is longer than ``inline`` by itself (many alternatives)
-    gets an envelope of its own.
+    A plain triple is a row without log-probabilities. A row that is longer than ``inline`` (many alternatives) gets an
+    envelope of its own.
     """
     envelopes: list[bytes] = []
     pending: list[bytes] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from denizen.worker.phases import Stopwatch
@@ -43,7 +43,8 @@ class PlanMode(Enum):
     FULL = "full"  #: the page arrays themselves
 
 
-class Entry(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Entry:
     """A request's part in a step."""
 
     request: Request
