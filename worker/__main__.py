@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import gc
 import importlib
 import logging
 import os
@@ -98,6 +99,9 @@ def serve(channel: Channel, config_json: str, watch: TerminationWatch, abi: str 
         file = folder / f"phases-{os.getpid()}.jsonl"
         timers = PhaseTimers(file, worker=config.worker, resident=config.engine.resident)
     engine = Engine(channel, models, overlap=config.engine.overlap, stopwatch=timers)
+    # What is there by now stays: the collector need not walk it again and again, which would hold up a step.
+    gc.collect()
+    gc.freeze()
     watch.on_term(lambda: engine.stop("terminated"))
     credits = sum(served.scheduler.rows.capacity for served in models) * (1 + _QUEUED_PER_ROW)
     channel.send(Ready(tuple(served.ready() for served in models), credits))

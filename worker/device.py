@@ -12,14 +12,16 @@ from collections import deque
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
+import torch
+from denizen.worker.errors import DeviceError
 from denizen.worker.phases import BLOCKED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from denizen.worker.graphs import Launched
+    from denizen.worker.graphs import GraphRunner, Launched
     from denizen.worker.phases import Stopwatch
     from denizen.worker.resident.planner import StepPlan
     from denizen.worker.runner import StepResult
@@ -70,7 +72,7 @@ class LaunchQueue:
         self._stopwatch.lap("plan_rest")
         launched: Launched | Exception
         try:
-            launched = served.runner.launch(plan)
+            launched = cast("GraphRunner", served.runner).launch(plan)
         except Exception as raised:
             _log.exception("step %d (%s) of model '%s' was not launched", plan.number, plan.walk, served.name)
             launched = raised
@@ -88,12 +90,25 @@ class LaunchQueue:
             return FinishedStep(served, plan, launched.result(), None)
         except Exception as raised:
             _log.exception("step %d (%s) of model '%s' failed", plan.number, plan.walk, served.name)
+            _check_alive()
             return FinishedStep(served, plan, None, raised)
 
     def close(self, timeout: float) -> bool:
-        while self._steps:
+        deadline = time.monotonic() + timeout
+        while self._steps and time.monotonic() < deadline:
             self.wait()
-        return True
+        return not self._steps
+
+
+def _check_alive() -> None:
+    """After a fault a CUDA context answers nothing any more: raises :class:`DeviceError`."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return
+    try:
+        torch.cuda.synchronize()
+    except Exception as error:
+        first = str(error).splitlines()[0]
+        raise DeviceError(f"the GPU reported a fault: {first}; the worker has to start anew") from None
 
 
 class DeviceThread:

@@ -43,6 +43,8 @@ DECODE_BUCKETS = (8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 #: Token counts of prefill graphs, and the rows that each can hold.
 PREFILL_BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 PREFILL_ROWS = 16
+#: Iterations for which short prompts wait for each other where many rows run (``scheduler.py``): some 20 ms.
+GATHER_STEPS = 8
 
 #: While polling: how often the stream is asked whether it has failed, and how long a finished stream may owe a result.
 _CHECK_S = 0.25
@@ -165,7 +167,7 @@ class GraphRunner:
         began = time.monotonic()
         total = len(self._steps) * len(Variant)
         pool = torch.cuda.graph_pool_handle()
-        side = torch.cuda.Stream(self._device)
+        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         # Largest first: what the smaller ones need then fits into memory that the pool has already.
         for (walk, bucket, slot), step in sorted(self._steps.items(), key=lambda item: -item[0][1]):
             if self._mode is not PlanMode.HOST_PLAN_FREE:

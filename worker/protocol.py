@@ -113,9 +113,10 @@ def encode(body: Body, *, request: int = 0, sequence: int = 0) -> bytes:
 def encode_tokens(
     rows: Iterable[TokenRow | tuple[int, int, int]], sequence: int, inline: int = INLINE_BYTES
 ) -> list[bytes]:
-    """TOKENS envelopes for ``rows`` (a plain triple has no log-probabilities) in order, numbered from ``sequence``, each within ``inline`` bytes.
+    """TOKENS envelopes for ``rows`` in order, numbered from ``sequence``, each within ``inline`` bytes.
 
-    A row that is longer than that by itself (many alternatives) gets an envelope of its own.
+    A plain triple is a row without log-probabilities. A row that is longer than ``inline`` (many alternatives) gets an
+    envelope of its own.
     """
     envelopes: list[bytes] = []
     pending: list[bytes] = []

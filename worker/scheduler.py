@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from denizen.worker.resident.planner import Planner, StepPlan
 
 
+#: A prefill step costs a fixed part however few tokens it has (on an H200 some 1.4 ms of 1.6 for one short prompt), and
+#: an empty row costs its share of every decode step. Where many rows run, short prompts that arrive therefore wait for
+#: each other: until there is one for every so many running rows, or their tokens make a step of that size.
+_ROWS_A_PROMPT = 32
+_SHORT_TOKENS = 512
+
+
 class Scheduler:
     """The queues of one model, and its accounting of rows, pages and state slots. Used by the plan thread only."""
 
@@ -36,8 +43,12 @@ class Scheduler:
         context: int,
         prefill_chunk: int,
         prefill_rows: int | None = None,
+        gather_steps: int = 0,
     ) -> None:
-        """``prefill_chunk``, ``prefill_rows``: most tokens and requests of a prefill step (None = any number)."""
+        """``prefill_chunk``, ``prefill_rows``: most tokens and requests of a prefill step (None = any number).
+
+        ``gather_steps``: iterations for which short prompts may wait for others to share their prefill step.
+        """
         self.rows = rows
         self.kv = kv
         self.state = state
@@ -48,6 +59,8 @@ class Scheduler:
         self.prefill_rows = prefill_rows or rows.capacity
         self.waiting: deque[Request] = deque()  #: by arrival
         self.running: list[Request] = []  #: by arrival
+        self.gather_steps = gather_steps
+        self._gathered = 0  #: iterations for which the first waiting request has been kept back
         self.preemptions = 0
         self._decodable: list[Request] | None = None  #: None: to be found again
         self._steps_left = 0  #: decode steps until the first of them needs no more
@@ -125,6 +138,8 @@ class Scheduler:
             if left and budget and len(chunks) < self.prefill_rows:
                 chunks.append((request, min(left, budget)))
                 budget -= min(left, budget)
+        if not chunks and self._gathers():
+            return None
         while budget and self.waiting and len(chunks) < self.prefill_rows:
             request = self.waiting[0]
             if not self._admit(request):
@@ -134,6 +149,18 @@ class Scheduler:
             chunks.append((request, count))
             budget -= count
         return self.planner.prepare_prefill(chunks) if chunks else None
+
+    def _gathers(self) -> bool:
+        """Whether the waiting prompts shall wait for others, one more iteration."""
+        if not self.waiting or self._gathered >= self.gather_steps:
+            self._gathered = 0
+            return False
+        enough = len(self.running) // _ROWS_A_PROMPT
+        if len(self.waiting) >= enough or sum(request.length for request in self.waiting) >= _SHORT_TOKENS:
+            self._gathered = 0
+            return False
+        self._gathered += 1
+        return True
 
     def commit(self, plan: StepPlan) -> None:
         """The step is about to be queued on the device."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from denizen.worker.attention import flashinfer_attention, paged_attention
 from denizen.worker.errors import CapacityError, RequestError
-from denizen.worker.graphs import PREFILL_ROWS, GraphRunner, decode_buckets, prefill_buckets
+from denizen.worker.graphs import GATHER_STEPS, PREFILL_ROWS, GraphRunner, decode_buckets, prefill_buckets
 from denizen.worker.memory import available_bytes
 from denizen.worker.pools.kv import KvPool
 from denizen.worker.pools.state import SlotPool
@@ -109,9 +109,9 @@ class ServedModel:
         states = {spec.key: allocate_state(spec, rows, device, dtype) for spec in state_pools}
         sampler = SamplerState(rows, model.vocab_size, device)
         runner: Runner | GraphRunner
-        prefill_rows = None
+        prefill_rows, gather_steps = None, 0
         if device.type == "cuda":
-            prefill_rows = min(PREFILL_ROWS, limits.max_rows)
+            prefill_rows, gather_steps = min(PREFILL_ROWS, limits.max_rows), GATHER_STEPS
             runner = GraphRunner(
                 model,
                 tables,
@@ -134,7 +134,15 @@ class ServedModel:
                 Sampler(model.vocab_size, sampler),
             )
         scheduler = Scheduler(
-            SlotPool("rows", rows), kv, state, mirror, planner, context, limits.prefill_chunk, prefill_rows
+            SlotPool("rows", rows),
+            kv,
+            state,
+            mirror,
+            planner,
+            context,
+            limits.prefill_chunk,
+            prefill_rows,
+            gather_steps,
         )
         return cls(name, model, scheduler, runner, context, pages * size, fingerprint)
 

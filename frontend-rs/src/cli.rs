@@ -99,7 +99,10 @@ pub struct ServeArgs {
     /// Tokens in a KV page [default: 16]
     #[arg(long, value_name = "TOKENS", value_parser = positive(), help_heading = "Workers")]
     pub page_size: Option<u32>,
-    /// Most prompt tokens in one prefill step [default: 512]
+    /// Type of recurrent states that a model would keep in float32; bfloat16 moves half the bytes
+    #[arg(long, value_name = "TYPE", value_parser = ["float32", "bfloat16"], help_heading = "Workers")]
+    pub state_dtype: Option<String>,
+    /// Most prompt tokens in one prefill step [default: 512 on cpu, 1024 on cuda]
     #[arg(long, value_name = "TOKENS", value_parser = positive(), help_heading = "Workers")]
     pub prefill_chunk: Option<u32>,
     /// CPU threads for the math of all cpu workers together; all cores by default

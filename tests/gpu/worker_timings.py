@@ -1,12 +1,13 @@
 """Times the worker in one process, without a front end: steady decode, and a closed loop with admissions.
 
-``python3 tests/gpu/worker_timings.py [--state-dtype bfloat16] [--no-resident] [--rows 1,16,128]``; random weights of
-Qwen3.5-0.8B's shape. Prints a short table last.
+``python3 tests/gpu/worker_timings.py [--state-dtype bfloat16] [--no-resident] [--rows 1,16,128] [--profile]``; random
+weights of Qwen3.5-0.8B's shape. Prints a short table last.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import random
 import statistics
@@ -19,13 +20,13 @@ from pathlib import Path
 _HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(_HERE.parents[1] / "python"), str(_HERE), str(_HERE.parent / "kernels"), str(_HERE.parents[1])]
 
-import torch
-from denizen.worker.channel import Channel
-from denizen.worker.engine import Engine
-from denizen.worker.messages import Kind
-from denizen.worker.phases import PHASES, PhaseTimers
-from denizen.worker.protocol import Drain, Submit, decode, encode
-from gpu_models import make, serve
+import torch  # noqa: E402
+from denizen.worker.channel import Channel  # noqa: E402
+from denizen.worker.engine import Engine  # noqa: E402
+from denizen.worker.messages import Kind  # noqa: E402
+from denizen.worker.phases import PHASES, PhaseTimers  # noqa: E402
+from denizen.worker.protocol import Drain, Submit, decode, encode  # noqa: E402
+from gpu_models import make, serve  # noqa: E402
 
 PROMPT = 128
 
@@ -91,7 +92,9 @@ class Phases(PhaseTimers):
             return ""
         _, bucket, rows = max(found, key=lambda item: item[0])
         columns = [[row[i] for row in rows if row[i] is not None] for i in range(len(PHASES))]
-        shown = [f"{name} {statistics.median(values):.0f}" for name, values in zip(PHASES, columns) if values]
+        shown = [
+            f"{name} {statistics.median(values):.0f}" for name, values in zip(PHASES, columns, strict=True) if values
+        ]
         return f"{walk} {bucket}: " + ", ".join(shown)
 
 
@@ -165,6 +168,8 @@ def main() -> None:
     )
     print(f"checkpoint {made - began:.1f} s, load and capture {time.perf_counter() - made:.1f} s", flush=True)
     print(f"memory left {torch.cuda.mem_get_info()[0] / 2**30:.1f} GiB, {served.kv_tokens} KV tokens", flush=True)
+    gc.collect()
+    gc.freeze()
     lines = []
     for rows in map(int, options.rows.split(",")):
         run(served, rows, rows, 40, 40, 0)

@@ -6,11 +6,11 @@ What a graph would record is what runs here: fixed shapes, padding rows and toke
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from denizen.worker.attention.flashinfer import PageArrays
-from denizen.worker.attention.torch_ref import PagedAttention
 from denizen.worker.channel import Channel
 from denizen.worker.engine import Engine
 from denizen.worker.graphs import GraphRunner
@@ -24,6 +24,9 @@ from denizen.worker.teacher import teacher_forced
 from tests.worker.peer import Full, Peer, QueueArena, TooLarge, generate
 from tests.worker.test_engine import MIXED, OUTPUTS, PROMPTS
 from tests.worker.toy import CPU, DIM, serve_toy
+
+if TYPE_CHECKING:
+    from denizen.worker.attention.torch_ref import PagedAttention
 
 BUCKETS, TOKENS, PREFILL_ROWS = [2, 5, 8], [8, 16], 3
 

@@ -135,6 +135,39 @@ def test_one_prefill_step_packs_several_requests_within_the_chunk():
     assert loop.largest_prefill == 16
 
 
+def test_short_prompts_wait_for_each_other_where_many_rows_run():
+    served = serve_toy(max_rows=100, kv_tokens=4096, prefill_chunk=640)
+    scheduler = served.scheduler
+    scheduler.gather_steps = 8
+    loop = Loop(served)
+    for id in range(1, 65):
+        scheduler.submit(_request(id, 4, 60))
+    while not all(request.outputs for request in scheduler.running) or scheduler.waiting:
+        loop.iterate()
+
+    def iterations_until_admitted() -> int:
+        for count in range(20):
+            if not scheduler.waiting:
+                return count
+            loop.iterate()
+        raise AssertionError("never admitted")
+
+    scheduler.submit(_request(100, 4, 60))
+    assert iterations_until_admitted() == 9  # nobody else came
+    scheduler.submit(_request(101, 4, 60))
+    loop.iterate()
+    assert len(scheduler.waiting) == 1
+    scheduler.submit(_request(102, 4, 60))
+    assert iterations_until_admitted() == 1  # two for 65 rows
+    scheduler.submit(_request(103, 512 - 61, 60))
+    assert iterations_until_admitted() == 9
+    loop.run()
+    scheduler.submit(_request(104, 4))
+    assert iterations_until_admitted() == 1  # few rows run
+    loop.run()
+    assert_empty(served)
+
+
 def test_the_youngest_is_preempted_and_returns_before_younger_waiting_ones():
     served = serve_toy(kv_tokens=40, max_rows=3)
     loop = Loop(served, depth=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from denizen.worker.phases import Stopwatch
@@ -43,7 +43,8 @@ class PlanMode(Enum):
     FULL = "full"  #: the page arrays themselves
 
 
-class Entry(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Entry:
     """A request's part in a step."""
 
     request: Request
@@ -196,8 +197,10 @@ class Planner:
             for request in requests:
                 self._rewrite_row(writes, request, appended)
         else:
-            for request, key, page in appended:
-                writes.put(kv_table(key), request.row, PAGES + int(self.mirror.pages[key][request.row]), [page])
+            for key in {key for _, key, _ in appended}:
+                own = [(request.row, page) for request, pool, page in appended if pool == key]
+                where = np.asarray([row for row, _ in own], np.int64)
+                writes.put_words(kv_table(key), where, PAGES + self.mirror.pages[key][where], [page for _, page in own])
         inputs = StepInputs()
         inputs.put("slots", group.slots)
         self._put_writes(inputs, writes)

@@ -42,6 +42,15 @@ class RowWrites:
         self._table = table
         self._payload.append(words)
 
+    def put_words(self, table: str, rows: np.ndarray, columns: np.ndarray, words: list[int]) -> None:
+        """Writes one word to each of several rows: runs of their own."""
+        place = self._layout.tables[table]
+        if not (rows > 0).all() or not (columns < place.width).all():
+            raise AssertionError(f"row write outside table '{table}': rows {rows}, columns {columns}")
+        self._runs += [(start, 1) for start in (place.offset + rows * place.width + columns).tolist()]
+        self._table = ""
+        self._payload.append(np.asarray(words, np.int32))
+
     def pack(self) -> tuple[np.ndarray, np.ndarray]:
         """``runs`` int32 ``[n, 2]`` (first word in the tables, words) and ``payload`` int32 ``[m]`` in run order."""
         if not self._runs:
