@@ -28,7 +28,7 @@ RUST_SOURCES := $(shell find frontend-rs/src shm/src shm/binding -name '*.rs' 2>
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-serve: $(VENV)/.installed ## serve a model: PORT=8000 MODEL=NAME=PATH_OR_HUB_ID DEVICE=cpu
+serve: $(VENV)/.installed $(if $(findstring cuda,$(DEVICE)),$(VENV)/.cuda) ## serve a model: PORT=8000 MODEL=NAME=PATH_OR_HUB_ID DEVICE=cpu
 	exec denizen serve --host $(HOST) --port $(PORT) $(if $(MODEL),--model $(MODEL)) $(if $(DEVICE),--devices $(DEVICE))
 
 setup: $(VENV)/.installed $(VENV)/.tools ## create .venv and build and install everything
@@ -98,6 +98,12 @@ dist-data/scripts/denizen: $(RUST_SOURCES)
 $(VENV)/.installed: $(VENV)/.python dist-data/scripts/denizen pyproject.toml
 	@echo "== Installing Denizen and its dependencies (PyTorch is a large download the first time)"
 	maturin develop --release --locked --extras serve
+	@touch $@
+
+# FlashInfer, which only GPUs need.
+$(VENV)/.cuda: $(VENV)/.installed
+	@echo "== Installing what NVIDIA GPUs need"
+	maturin develop --release --locked --extras cuda
 	@touch $@
 
 # What only tests, benchmarks and linters need.
