@@ -17,7 +17,7 @@ from denizen.worker.served import ServedModel
 from gpu_support import CUDA
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-REAL_SHAPE = Path(__file__).parent / "shapes" / "qwen3_5_0_8b.json"
+REAL_SHAPE = Path(__file__).resolve().parents[2] / "bench/shapes/qwen3_5-0.8b.json"
 #: Head dimensions are those whose attention modules are carried: others would be compiled on the machine.
 _SMALL = {
     "vocab_size": 1000,
