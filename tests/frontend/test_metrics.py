@@ -47,7 +47,7 @@ def test_the_gateway_sees_who_waits_and_who_runs(stub: Stub) -> None:
     server = stub("--max-rows", "1", "--kv-tokens", "1024", step_ms=20)
     stream = server.stream("/v1/completions", {"prompt": "abc", "max_tokens": 509})
     next(stream)
-    assert server.metrics()["vllm:num_requests_running"] == 1
+    eventually(lambda: server.metrics()["vllm:num_requests_running"] == 1, "it runs")
     with server.http.stream(
         "POST", "/v1/completions", json={"model": "bytes", "prompt": "abc", "max_tokens": 5, "stream": True}
     ):
