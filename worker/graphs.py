@@ -133,6 +133,8 @@ class GraphRunner:
         self.model = model
         self.tables = tables
         self.sampler = sampler
+        self.attention = attention
+        self.state = state
         self.stopwatch = Stopwatch()
         self._device = tables.words.device
         self._mode = mode

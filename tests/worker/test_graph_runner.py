@@ -76,6 +76,7 @@ class Pool:
     def __init__(self, reference: PagedAttention) -> None:
         self.reference = reference
         self.page_size = reference.page_size
+        self.keys, self.values = reference.keys, reference.values
 
     def decode_step(self, rows: int, workspace: object, tensor_cores: bool | None = None) -> Step:
         return Step(self, rows, rows)
