@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import resource
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-_ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(_ROOT / "python"), str(_ROOT), str(Path(__file__).resolve().parent)]
-
-import psutil
 import torch
 from gpu_models import make, serve
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.soak.driver import Soak
 from tests.soak.load import ABORTS
 
@@ -135,7 +133,7 @@ def _memory() -> dict[str, int]:
     return {
         "allocated": torch.cuda.memory_allocated(),
         "driver": total - free,
-        "resident": psutil.Process().memory_info().rss,
+        "resident": int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize(),
     }
 
 
