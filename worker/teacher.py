@@ -10,20 +10,27 @@ from denizen.worker.request import Request
 from denizen.worker.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from denizen.worker.resident.planner import StepPlan
     from denizen.worker.served import ServedModel
 
 
 def teacher_forced(
-    served: ServedModel, sequences: Sequence[Sequence[int]], prompts: Sequence[int] | None = None
+    served: ServedModel,
+    sequences: Sequence[Sequence[int]],
+    prompts: Sequence[int] | None = None,
+    step_logits: Callable[[StepPlan], torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
     """fp32 logits ``[len(sequence), vocab]`` of every position of every sequence, computed together.
 
     ``prompts``: how many tokens of each sequence are prefilled, at least 1 (None = all); the others are fed by decode
     steps. Chunks, batches and preemptions come from the model's own scheduler, so ``prefill_chunk``, ``max_rows`` and
     ``kv_tokens`` decide them. A sequence may be one shorter than the context. No engine may run meanwhile.
+
+    Logits of every position take steps outside of their graphs. ``step_logits`` leaves the steps as the engine runs
+    them, and gives the logits fp32 ``[rows, vocab]`` of the step that has just run; positions that no step samples
+    from are NaN then.
     """
     lengths = prompts or [len(ids) for ids in sequences]
     index = {}
@@ -39,7 +46,7 @@ def teacher_forced(
         for walk in ("decode", "prefill"):
             plan = served.scheduler.plan_decode() if walk == "decode" else served.scheduler.plan_prefill()
             if plan is not None:
-                _run(served, plan, sequences, index, logits)
+                _run(served, plan, sequences, index, logits, step_logits)
     return logits
 
 
@@ -49,24 +56,31 @@ def _run(
     sequences: Sequence[Sequence[int]],
     index: dict[int, int],
     logits: list[torch.Tensor],
+    step_logits: Callable[[StepPlan], torch.Tensor] | None,
 ) -> None:
-    plan.all_logits = True
+    plan.all_logits = step_logits is None
     served.scheduler.commit(plan)
     result = served.runner.run(plan)
     served.scheduler.complete(plan)
-    assert result.logits is not None
+    of_rows = None if step_logits is None else step_logits(plan)
     offset = 0
-    for entry in plan.entries:
+    for row, entry in enumerate(plan.entries):
         request = entry.request
         number = index[request.id]
-        logits[number][entry.start : entry.start + entry.count] = result.logits[offset : offset + entry.count]
+        end = entry.start + entry.count
+        if of_rows is None:
+            assert result.logits is not None
+            logits[number][entry.start : end] = result.logits[offset : offset + entry.count]
+        elif entry.samples:
+            logits[number][end - 1] = of_rows[row]
         offset += entry.count
         if not entry.samples:
             continue
-        position = entry.start + entry.count
-        if position == len(sequences[number]):
+        if end == len(sequences[number]):
             served.scheduler.end(request)
             continue
-        forced = sequences[number][position]
+        forced = sequences[number][end]
         request.outputs.append(forced)
         served.runner.tables.last_token[entry.row] = forced
+    if served.runner.tables.words.is_cuda:
+        torch.cuda.synchronize()  # steps may run in streams of their own

@@ -11,21 +11,19 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import functools
 import resource
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import torch
-from gpu_models import make, serve
+from gpu_models import serve
+from worker_support import BOUND, checkpoint, reference
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.soak.driver import Soak
 from tests.soak.load import ABORTS
 
-#: Of one logit, from fp32 transformers: as in check_logits.py.
-BOUND = 0.5
 _STALL_S = 60
 #: Memory that allocators may keep besides, between two idle moments.
 _SLACK = {"allocated": 1 << 20, "driver": 64 << 20, "resident": 96 << 20}
@@ -43,8 +41,7 @@ def main() -> int:
         print("no CUDA device is visible: the soak needs a GPU", file=sys.stderr)
         return 2
     faulthandler.dump_traceback_later(180, exit=True)
-    folder = Path(tempfile.mkdtemp(prefix="denizen-soak-"))
-    model = make("qwen3_5", folder)
+    folder, model = checkpoint("qwen3_5")
     served = serve(
         folder,
         rows=options.rows,
@@ -70,11 +67,7 @@ def main() -> int:
     soak.run()
     faulthandler.cancel_dump_traceback_later()
 
-    @torch.inference_mode()
-    def reference(ids: list[int]) -> torch.Tensor:
-        return model(torch.tensor([ids], device="cuda")).logits[0].float()
-
-    soak.judge(reference, BOUND)
+    soak.judge(functools.partial(reference, model), BOUND)
     _judge_coverage(soak, options.minutes)
     _judge_memory(soak)
     print(f"\n== soak of {time.monotonic() - began:.0f} s, seed {options.seed}, {torch.cuda.get_device_name()}")

@@ -47,9 +47,11 @@ class Mix:
         tokens = min(tokens, self._context - length)
         abort, at = None, 0
         if chance.random() < 0.35:
-            abort, at = chance.choice(ABORTS), chance.randint(2, 24)
+            abort, at = chance.choice((*ABORTS, "preempted", "preempted")), chance.randint(2, 24)
             if abort not in ("waiting", "twice"):
                 tokens = min(max(tokens, at + 8), self._context - length)
+            if abort == "preempted":  # it has to last
+                length, tokens = min(length, 64), self._context // 2
             if abort in ("prefill", "prefilled"):
                 length = min(self._context - tokens, 3 * self._chunk + chance.randint(0, self._chunk))
         ids = [chance.randrange(self._vocab) for _ in range(length)]
