@@ -10,12 +10,11 @@ from denizen.worker.models.checkpoint import Checkpoint
 from denizen.worker.models.registry import model_class
 from denizen.worker.resident.planner import PlanMode
 from denizen.worker.served import ServedModel
-from denizen.worker.teacher import teacher_forced
+from denizen.worker.teacher import KeptLogits, forced_steps, teacher_forced
 from gpu_support import CUDA
 from worker_support import (
     BOUND,
     BOUND_RMS,
-    KeptLogits,
     assert_empty,
     assert_follows,
     checkpoint,
@@ -37,16 +36,14 @@ WAYS = {
 
 
 class Difference:
-    """Of logits from their reference; positions that no step sampled from are left out."""
+    """Of logits from their reference."""
 
     def __init__(self) -> None:
         self.worst = self.squares = 0.0
         self.positions = 0
 
-    def add(self, got: torch.Tensor, want: torch.Tensor, sampled_only: bool = False) -> None:
-        if sampled_only:
-            have = ~got.isnan().all(dim=1)
-            got, want = got[have], want[have]
+    def add(self, got: torch.Tensor, want: torch.Tensor) -> None:
+        """Both ``[positions, vocab]``."""
         assert not got.isnan().any(), "logits that are not numbers"
         difference = got - want
         self.worst = max(self.worst, difference.abs().max().item())
@@ -106,26 +103,31 @@ def _every_bucket(kind: str, way: str, *, mode: PlanMode = PlanMode.HOST_PLAN_FR
     for index, chunk in enumerate(sorted(chunks * 2)):
         long[index] = texts(1, chunk - 3, chunk + 20, 10 + index)[0]
     want_many, want_long = references(model, many), [reference(model, ids) for ids in long]
+    seen: set[tuple[str, int, int]] = set()
     for graphs in ("graph", "eager"):
         if graphs == "eager":
             served.runner._graphs.clear()
-        kept.seen.clear()
+        seen.clear()
         found = Difference()
 
         def force(texts: list[list[int]], prompts: list[int], want: list[torch.Tensor], found=found) -> None:
-            forced = teacher_forced(served, texts, prompts, lambda plan: kept.of(served, plan))
-            for got, expected in zip(forced, want, strict=True):
-                found.add(got, expected, sampled_only=True)
+            for plan, _, numbers in forced_steps(served, texts, prompts):
+                seen.add((plan.walk, served.runner._bucket(plan), plan.graph_slot))
+                logits = kept.of(served, plan)
+                rows = [row for row, entry in enumerate(plan.entries) if entry.samples]
+                ends = [entry.start + entry.count - 1 for entry in plan.entries]
+                if rows:
+                    found.add(logits[rows], torch.stack([want[numbers[row]][ends[row]] for row in rows]))
             assert_empty(served)
 
         for ids, want in zip(long, want_long, strict=True):  # alone: a prefill step of every size
             force([ids], [min(CHUNK, len(ids) - 1, max(size for size in chunks if size <= len(ids) + 3))], [want])
         for bucket in buckets:
-            if {("decode", bucket, slot) for slot in range(2)} <= kept.seen:
+            if {("decode", bucket, slot) for slot in range(2)} <= seen:
                 continue
             rows = max(1, bucket - bucket % 5)  # full, or with a few rows of padding
             force(many[:rows], [len(ids) - 24 for ids in many[:rows]], want_many[:rows])
-        assert kept.seen == steps, f"not run: {sorted(steps - kept.seen)}"
+        assert seen == steps, f"not run: {sorted(steps - seen)}"
         found.check(f"{kind}, {way}, {graphs}, {len(steps)} steps")
 
 

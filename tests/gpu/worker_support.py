@@ -1,4 +1,4 @@
-"""What the checks of the CUDA worker share: random checkpoints, an engine to drive, captured logits, judgements."""
+"""What the checks of the CUDA worker share: random checkpoints, an engine to drive, judgements."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from tests.worker.peer import Peer, assert_empty
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from denizen.worker.models.base import Model
-    from denizen.worker.resident.planner import StepPlan
     from denizen.worker.served import ServedModel
 
     from tests.worker.peer import Outcome
@@ -106,39 +104,3 @@ def assert_close_tokens(got: list[list[int]], want: list[list[int]]) -> None:
     """Batches of other sizes round differently, so that a draw between near equals may fall otherwise, rarely."""
     equal = sum(a == b for a, b in zip(got, want, strict=True))
     assert equal >= 0.6 * len(want), f"only {equal} of {len(want)} requests give the same tokens"
-
-
-class KeptLogits:
-    """Keeps the logits that each captured step writes. Wrap a model with it before its graphs are captured.
-
-    While the tensor of a capture is referred to, its memory belongs to that graph alone, so that after a replay it
-    holds the step's logits, whatever ran in between.
-    """
-
-    def __init__(self, model: Model) -> None:
-        self._captured: list[torch.Tensor] = []
-        self._last: torch.Tensor | None = None
-        self._logits = model.logits
-        model.logits = self._keep  # type: ignore[method-assign]
-        self.seen: set[tuple[str, int, int]] = set()  #: (walk, bucket, graph slot) of the steps that were read
-
-    def _keep(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self._logits(hidden)
-        if torch.cuda.is_current_stream_capturing():
-            self._captured.append(logits)
-        else:
-            self._last = logits
-        return logits
-
-    def of(self, served: ServedModel, plan: StepPlan) -> torch.Tensor:
-        """fp32 ``[rows, vocab]`` of the step that has just run: from its graph, or as computed kernel by kernel."""
-        runner = served.runner
-        step = (plan.walk, runner._bucket(plan), plan.graph_slot)
-        self.seen.add(step)
-        if not runner._graphs:
-            assert self._last is not None
-            return self._last.float()
-        assert len(self._captured) == len(runner._graphs)
-        graphs = [key[:3] for key in runner._graphs]
-        # The greedy variant, which teacher forcing runs, is the first of each step.
-        return self._captured[graphs.index(step)].float()
