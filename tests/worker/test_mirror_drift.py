@@ -122,19 +122,21 @@ class Machine:
         pages = {key: np.zeros_like(values) for key, values in self.mirror.pages.items()}
         owned = dict.fromkeys(lengths, 0)
         for request in self.scheduler.running:
-            decoded = request.planned - (len(request.tokens) - len(request.prompt)) - 1
+            planned = int(self.mirror.outputs[request.row])
+            assert planned >= len(request.outputs)
+            decoded = planned - (len(request.tokens) - len(request.prompt)) - 1
             for key in lengths:
                 written = request.computed + (max(decoded, 0) if key == "self" else 0)
                 lengths[key][request.row] = written
                 pages[key][request.row] = len(request.held.pages[key])
                 owned[key] += len(request.held.pages[key])
         settled = np.ones(self.scheduler.rows.slots, bool)
-        settled[[leaving.row for _, leaving in self.scheduler._leaving]] = False
+        settled[[held.row for held in self.scheduler._leaving.values()]] = False
         for key in lengths:
             assert (self.mirror.lengths[key] == lengths[key])[settled].all()
             assert (self.mirror.pages[key] == pages[key])[settled].all()
-            leaving = sum(len(part.pages[key]) for _, part in self.scheduler._leaving)
-            ahead = sum(pool == key for _, pool, _ in self.prepared.appended) if self.prepared else 0
+            leaving = sum(len(held.pages[key]) for held in self.scheduler._leaving.values())
+            ahead = sum(len(pages) for pool, _, pages in self.prepared.appended if pool == key) if self.prepared else 0
             assert self.scheduler.kv[key].used == owned[key] + leaving + ahead
 
     def _end(self, request: Request, reason: str) -> None:
