@@ -107,10 +107,13 @@ class Phases(PhaseTimers):
         self.rows = {key: list(rows) for key, rows in self._steps.items()}
 
     def table(self) -> str:
+        """Of each walk the bucket with most steps."""
         lines = []
-        for (walk, bucket), rows in sorted(self.rows.items()):
-            if len(rows) < 50:
+        for walk in ("decode", "prefill"):
+            found = [(len(rows), bucket, rows) for (name, bucket), rows in self.rows.items() if name == walk]
+            if not found:
                 continue
+            _, bucket, rows = max(found)
             lines.append(f"{walk} {bucket}: {len(rows)} steps; µs mean / p50 / p95")
             columns = {name: [row[i] for row in rows[20:] if row[i] is not None] for i, name in enumerate(PHASES)}
             columns["plan thread"] = [sum(row[:4]) for row in rows[20:]]

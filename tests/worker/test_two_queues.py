@@ -106,7 +106,7 @@ def test_a_row_joins_after_its_prefill_was_handled_and_at_once():
 @pytest.mark.parametrize("aborted", ["before it arrives", "after it has arrived"])
 @pytest.mark.parametrize("chunk", [64, 7])
 def test_an_abort_while_the_prefill_is_in_flight(aborted, chunk, greedy):
-    """In either order. What the request holds goes back when no step can touch it any more, and its token is dropped."""
+    """In either order. What the request holds goes back when no step can touch it any more; its token is dropped."""
     served = serve_toy(prefill_chunk=chunk)
     streams = on_streams(served)
     scheduler = served.scheduler
