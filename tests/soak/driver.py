@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import torch
-    from denizen.worker.request import Request
+    from denizen.worker.request import Holdings, Request
     from denizen.worker.served import ServedModel
 
 #: Violations after which a soak gives up: more of the same say nothing new.
@@ -92,11 +92,10 @@ class Soak:
         self._live: dict[int, Tracked] = {}
         self._phase = "load"
         self._target, self._turns_left, self._full = 3, 50, 0
-        self._resting: dict[int, object] = {}  #: request id: its holdings; kept out of decode steps
+        self._resting: dict[int, Holdings] = {}  #: by request id; kept out of decode steps
         self._resting_turns = 0
         self._again: list[Sample] = []
         self._next = 1
-        self._hold_rows_back()
 
     def run(self) -> None:
         """Returns when the engine has drained. Raises what ends the engine."""
@@ -228,7 +227,7 @@ class Soak:
             request = requests.get(id)
             if tracked.order.abort is None or tracked.aborted or request is None or self._phase == "again":
                 continue
-            phase = _phase_of(request, len(tracked.rows))
+            phase = self._phase_of(request, len(tracked.rows))
             wanted = tracked.order.abort
             if wanted in ("decode", "queued", "twice"):
                 due = len(tracked.rows) >= tracked.order.abort_at and (wanted != "queued" or phase == "queued")
@@ -290,38 +289,37 @@ class Soak:
         if len(self.violations) < _ENOUGH:
             self.violations.append(what)
 
-    def _hold_rows_back(self) -> None:
-        """Rows that rest take part in no decode step, so that whatever changes in them is somebody else's write."""
-        scheduler = self.served.scheduler
-        decodable = scheduler.decodable
-
-        def without_resting() -> list[Request]:
-            found = decodable()
-            if not self._resting:
-                return found
-            return [request for request in found if request.id not in self._resting] or found
-
-        scheduler.decodable = without_resting  # type: ignore[method-assign]
-
     def _rest(self) -> None:
-        running = {request.id: request.held for request in self.served.scheduler.running}
+        """Lets some rows take part in no decode step for a while: what changes in them is somebody else's write.
+
+        The oldest request goes on, so that something always runs and the youngest, which rest, are preempted first.
+        """
+        scheduler = self.served.scheduler
+        decodes = scheduler.ledger.decodes
+        running = {request.id: request for request in scheduler.running}
         if self._resting:
             self._resting_turns -= 1
-            if self._resting_turns <= 0 or any(running.get(id) is not held for id, held in self._resting.items()):
+            oldest = next(iter(running), 0)
+            if self._resting_turns <= 0 or oldest in self._resting or not decodes.any():
+                awake = [held for id, held in self._resting.items() if id in running and running[id].held is held]
                 self._resting = {}
-        elif self._random.random() < 0.05 and len(running) > 1 and self._phase == "load":
-            chosen = self._random.sample(sorted(running), self._random.randint(1, len(running) - 1))
-            self._resting = {id: running[id] for id in chosen}
-            self._resting_turns = self._random.randint(2, 8)
+                if awake:
+                    scheduler._set_decodes([held.row for held in awake], True)
+        elif self._random.random() < 0.05 and self._phase == "load":
+            chosen = [r for r in scheduler.running[1:] if decodes[r.row] and self._random.random() < 0.5]
+            if chosen and decodes[scheduler.running[0].row]:
+                self._resting = {request.id: request.held for request in chosen if request.held is not None}
+                self._resting_turns = self._random.randint(2, 8)
+                scheduler._set_decodes([request.row for request in chosen], False)
 
-
-def _phase_of(request: Request, delivered: int) -> str:
-    if request.phase is Phase.WAITING:
-        return "preempted" if delivered else "waiting"
-    if request.computed < request.prefill:
-        return "prefill"
-    if not delivered:
-        return "prefilled"
-    if delivered == 1:
-        return "first token"
-    return "queued" if request.in_flight else "decode"  # queued: its next step is on the device
+    def _phase_of(self, request: Request, delivered: int) -> str:
+        if request.phase is Phase.WAITING:
+            return "preempted" if delivered else "waiting"
+        if request.computed < request.prefill:
+            return "prefill"
+        if not delivered:
+            return "prefilled"
+        if delivered == 1:
+            return "first token"
+        # queued: its next step is on the device already
+        return "queued" if self.served.scheduler.ledger.in_flight[request.row] else "decode"

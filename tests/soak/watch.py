@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from denizen.worker.resident.tables import OUTPUT_COUNT, PAGES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -139,10 +140,13 @@ class Watch:
                 if mirror != length:
                     found.append(f"request {id}: the mirror says {mirror} positions in '{key}', the device {length}")
                 count = -(-length // scheduler.kv[key].page_size)
-                known = now.tables[f"kv:{key}"][held.row, 4 : 4 + count].tolist()
+                known = now.tables[f"kv:{key}"][held.row, PAGES : PAGES + count].tolist()
                 if known != held.pages[key][:count]:
                     found.append(f"request {id}: pages {known} on the device, {held.pages[key][:count]} on the host")
             if any(row.lengths.values()):
+                counts = int(now.tables["row"][held.row, OUTPUT_COUNT]), int(scheduler.mirror.outputs[held.row])
+                if counts[0] != counts[1]:
+                    found.append(f"request {id}: {counts[0]} output tokens on the device, the mirror says {counts[1]}")
                 for key, slot in held.state.items():
                     known = int(now.tables["row"][held.row, layout.state_column(key)])
                     if known != slot:
