@@ -10,6 +10,7 @@ own embedding outweighs all layers, and a tied model repeats one id for ever.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import lzma
 import math
@@ -34,6 +35,7 @@ _TEMPLATE = (
 _LOGIT_STD = 3.0
 #: Of a sub-layer's last projection, over that which would keep its input's size.
 _OUTPUT_GAIN = 1.5
+_BLOCK = 16 << 20
 
 
 def shapes() -> list[str]:
@@ -75,6 +77,16 @@ def write(shape: str, folder: Path, tokenizer: Path, *, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     tensors = {name: _random(name, size, generator) for name, size in _tensors(text)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def sha256(folder: Path) -> str:
+    """Of all weight files of a checkpoint, in the order of their names."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            while block := stream.read(_BLOCK):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 def _read_tokenizer(file: Path) -> bytes:

@@ -19,6 +19,7 @@ _GPU_FIELDS = (
     "clocks.sm",
     "clocks.max.sm",
     "clocks.mem",
+    "clocks.max.mem",
     "power.limit",
     "mig.mode.current",
     "memory.total",
@@ -83,11 +84,17 @@ def _run(*command: str) -> str | None:
 
 
 def _source() -> dict[str, Any]:
-    """Commit and dirty flag of the tree that the harness runs from; None for an installed wheel."""
+    """Commit and dirty flag of the tree that the harness runs from; None for an installed wheel.
+
+    Sources that travelled without their history bring both in the environment (`scripts/gpu_bundle.py`).
+    """
     folder = str(Path(__file__).resolve().parent)
     commit = _run("git", "-C", folder, "rev-parse", "HEAD")
-    status = _run("git", "-C", folder, "status", "--porcelain") if commit else None
-    return {"commit": commit, "dirty": None if status is None else bool(status)}
+    if commit:
+        status = _run("git", "-C", folder, "status", "--porcelain")
+        return {"commit": commit, "dirty": None if status is None else bool(status)}
+    dirty = os.environ.get("DENIZEN_DIRTY")
+    return {"commit": os.environ.get("DENIZEN_COMMIT"), "dirty": None if dirty is None else dirty != "0"}
 
 
 def _gpus() -> list[dict[str, str]]:

@@ -17,7 +17,7 @@ from denizen.bench.errors import BenchError
 if TYPE_CHECKING:
     from pathlib import Path
 
-_BF16, _FP32 = 2, 4
+BF16, FP32 = 2, 4
 _COPY_BYTES = {"cuda": 4 << 30, "cpu": 256 << 20}
 _ROUNDS = 10
 
@@ -34,7 +34,7 @@ class Traffic:
         return (self.weights + self.state + self.kv) / bytes_per_s
 
 
-def traffic(checkpoint: Path, rows: int, context: float, *, recurrent_bytes: int = _FP32) -> Traffic:
+def traffic(checkpoint: Path, rows: int, context: float, *, recurrent_bytes: int = FP32) -> Traffic:
     """Of a Qwen3.5 checkpoint in bf16 with `rows` requests of `context` tokens each, on average.
 
     Every weight is read once (a tied embedding as the head), the state of each row read and written, its KV read.
@@ -45,9 +45,9 @@ def traffic(checkpoint: Path, rows: int, context: float, *, recurrent_bytes: int
     full = len(text["layer_types"]) - linear
     heads, key, value = text["linear_num_value_heads"], text["linear_key_head_dim"], text["linear_value_head_dim"]
     channels = 2 * text["linear_num_key_heads"] * key + heads * value
-    conv = channels * (text["linear_conv_kernel_dim"] - 1) * _BF16
+    conv = channels * (text["linear_conv_kernel_dim"] - 1) * BF16
     state = 2 * linear * (heads * key * value * recurrent_bytes + conv)
-    kv = 2 * full * text["num_key_value_heads"] * text["head_dim"] * _BF16
+    kv = 2 * full * text["num_key_value_heads"] * text["head_dim"] * BF16
     weights = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
     return Traffic(weights, rows * state, round(rows * context * kv))
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 #: Phases of the plan thread begin so; their sum over a step is shown too.
 _PLAN = "plan_"
 _PLAN_THREAD = "plan thread"
+_DEVICE = "device_work"
 
 
 @dataclass(frozen=True, order=True)
@@ -85,6 +86,15 @@ def summarize(folder: Path, skip: int, min_steps: int) -> dict[str, dict[str, An
             us = {name: found for name, values in steps.items() if (found := distribution(values)) is not None}
             figures[group.label] = {"steps": count, "us": us}
     return figures
+
+
+def host_time(figures: dict[str, dict[str, Any]], walk: str, bucket: int) -> dict[str, float]:
+    """Median µs of planning and of launching and delivering, and their sum, in resident steps; empty if unknown."""
+    found = figures.get(Group(0, walk, bucket, resident=True).label)
+    if not found or not {_PLAN_THREAD, _DEVICE} <= set(found["us"]):
+        return {}
+    medians = {name: float(found["us"][name].p50) for name in (_PLAN_THREAD, _DEVICE)}
+    return {**medians, "sum": sum(medians.values())}
 
 
 def brief(figures: dict[str, dict[str, Any]]) -> str:

@@ -1,9 +1,9 @@
 """What a bf16 recurrent state costs in quality: long texts, teacher-forced, against fp32 `transformers`.
 
-`python -m denizen.bench.state_quality CHECKPOINT DEVICE TEXTS TOKENS [SEED]` prints one JSON line; a process of its own,
-so that it keeps no memory. Each text is fed token by token through captured decode steps of a worker, once with the state
-in fp32 and once in bf16, weights and activations being the worker's own on that device. What the first differs by from
-the reference is the price of bf16 arithmetic; what the second differs by more is the state's.
+`python -m denizen.bench.state_quality CHECKPOINT DEVICE TEXTS TOKENS SEED` prints one JSON line; a process of its own,
+so that it keeps no memory. Each text is fed token by token through captured decode steps of a worker, once with the
+state in fp32 and once in bf16, weights and activations being the worker's own on that device. What the first differs by
+from the reference is the price of bf16 arithmetic; what the second differs by more is the state's.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def compare(checkpoint: str, device: str, texts: int, tokens: int, seed: int) ->
     import torch
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).to(device).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    model = model.to(device).eval()
     chance = random.Random(seed)
     vocab = model.config.get_text_config().vocab_size
     sequences = [[chance.randrange(vocab) for _ in range(tokens)] for _ in range(texts)]

@@ -18,4 +18,7 @@ set -o pipefail  # from here on: env.sh takes first lines with head
 out=${OUT:-bench/results/local}
 mkdir -p "$out"
 python3 -u -m denizen.bench gpu-text --out "$out" \
-  --tokenizer frontend-rs/tests/assets/qwen3_5/tokenizer.json.xz "$@" 2>&1 | tee "$out/gpu-text.txt"
+  --tokenizer frontend-rs/tests/assets/qwen3_5/tokenizer.json.xz "$@" 2>&1 | tee "$out/gpu-text.txt" && code=0 || code=$?
+# To be put into the bundle: the next run compiles nothing.
+if [ ! -f "$DENIZEN_BUNDLE/triton-cache.tgz" ]; then tar czf "$out/triton-cache.tgz" -C "$TRITON_CACHE_DIR" .; fi
+exit "$code"

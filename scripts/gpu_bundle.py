@@ -5,7 +5,9 @@
   there (half a minute a module on 16 cores);
 - ``bin/denizen`` and ``_native.abi3.so``: the launch binary and the extension, built from this checkout and stripped;
 - ``env.sh``: to be sourced there from the repository's root; installs the wheels aside, puts the extension in its place
-  and sets the environment. ``DENIZEN_BUNDLE`` names the folder if it is not ``.gpu``.
+  and sets the environment, the commit of these sources included. ``DENIZEN_BUNDLE`` names the folder if it is not
+  ``.gpu``;
+- ``triton-cache.tgz``, if somebody has brought one: what ``scripts/bench_gpu.sh`` leaves in ``$OUT`` where it had none.
 
 Takes minutes the first time; what is there already is kept, but for binary and extension, which cargo keeps up to date.
 """
@@ -18,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -82,6 +85,15 @@ ln -sf "${denizen_cudart:-$CUDA_HOME/lib64/libcudart.so.13}" "$denizen_links/lib
 denizen_driver=$(ldconfig -p | sed -n 's/.*libcuda\\.so\\.1.*=> //p' | head -1)
 ln -sf "${denizen_driver:-$CUDA_HOME/lib64/stubs/libcuda.so}" "$denizen_links/libcuda.so"
 export LIBRARY_PATH=$denizen_links${LIBRARY_PATH:+:$LIBRARY_PATH}
+# Kernels that were compiled on such a machine before.
+export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-${TMPDIR:-/tmp}/denizen-triton}
+if [ ! -d "$TRITON_CACHE_DIR" ]; then
+  mkdir -p "$TRITON_CACHE_DIR"
+  denizen_kernels=$denizen_bundle/triton-cache.tgz
+  if [ -f "$denizen_kernels" ]; then tar xzf "$denizen_kernels" -C "$TRITON_CACHE_DIR"; fi
+fi
+# The sources travel without their history.
+export DENIZEN_COMMIT=@COMMIT@ DENIZEN_DIRTY=@DIRTY@
 """
 
 _BUILD = """\
@@ -115,7 +127,8 @@ def main() -> int:
     for module in options.modules:
         _compile(module)
     _build_programs()
-    (_BUNDLE / "env.sh").write_text(_ENV)
+    commit, dirty = _source()
+    (_BUNDLE / "env.sh").write_text(_ENV.replace("@COMMIT@", commit).replace("@DIRTY@", str(int(dirty))))
     bundle, tree = (sum(path.stat().st_size for path in paths) / 2**20 for paths in (_files(_BUNDLE), _sources()))
     print(f"{_BUNDLE}: {bundle:.0f} MiB; with the sources {bundle + tree:.0f} MiB")
     if bundle + tree > _LIMIT_MIB:
@@ -130,6 +143,15 @@ def main() -> int:
 
 def _files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+
+
+def _source() -> tuple[str, bool]:
+    """The commit of the sources, and whether they differ from it."""
+    git = partial(subprocess.run, cwd=_ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    commit, status = (
+        git(["git", *words]).stdout.strip() for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))
+    )
+    return commit, bool(status)
 
 
 def _sources() -> list[Path]:

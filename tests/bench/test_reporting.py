@@ -102,3 +102,17 @@ def test_the_environment_names_machine_and_source_and_no_secret() -> None:
     assert found["cpus"] >= 1
     assert found["packages"]["aiohttp"]
     assert set(found) >= {"cpu", "gpus", "commit", "dirty", "python", "platform", "started", "load_average"}
+
+
+def test_sources_without_history_bring_their_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert environment.describe([])["commit"] != "abc"
+    monkeypatch.setattr(environment, "_run", lambda *command: None)
+    monkeypatch.setenv("DENIZEN_COMMIT", "abc")
+    for value, dirty in (("0", False), ("1", True)):
+        monkeypatch.setenv("DENIZEN_DIRTY", value)
+        found = environment.describe([])
+        assert (found["commit"], found["dirty"]) == ("abc", dirty)
+    monkeypatch.delenv("DENIZEN_COMMIT")
+    monkeypatch.delenv("DENIZEN_DIRTY")
+    found = environment.describe([])
+    assert (found["commit"], found["dirty"]) == (None, None)

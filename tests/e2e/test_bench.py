@@ -62,7 +62,8 @@ def test_gpu_text_measures_every_part(hybrid_model: Path, tmp_path: Path, capsys
     sizes = ["--concurrency", "1", "4", "--wave-users", "4", "--scale", "0.1", "--output-len", "8:16"]
     stub = ["--device", "cpu", "--server-arg=--worker-module=denizen.worker.stub", "--processes", "2"]
     flags = ["--checkpoint", str(hybrid_model), "--out", str(tmp_path), "--max-client-lag", "60000"]
-    assert main(["gpu-text", *flags, *stub, *sizes, "--prompt-tokens", "8"]) == 0
+    quality = ["--quality-texts", "2", "--quality-tokens", "40", "--contexts", "10", "100"]
+    assert main(["gpu-text", *flags, *stub, *sizes, *quality, "--prompt-tokens", "8"]) == 0
     result = json.loads((tmp_path / "gpu-text.json").read_text(encoding="utf-8"))
     names = [load["load"]["name"] for load in result["results"]]
     assert names[:3] == ["loop 1", "loop 4", "wave 4"]
@@ -72,7 +73,28 @@ def test_gpu_text_measures_every_part(hybrid_model: Path, tmp_path: Path, capsys
     ]
     assert result["figures"]["loop_over_wave"]["whole"] > 0
     assert result["figures"]["floor"]["rows"]["4"]["tokens_per_s"] > 0
-    assert "loop 4" in capsys.readouterr().out
+    states = result["figures"]["state_quality"]["states"]
+    assert states["float32"]["logit_max"] < 1e-3 < states["bfloat16"]["logit_max"] < 0.5
+    assert len(result["data"]["weights_sha256"]) == 64
+    printed = capsys.readouterr().out
+    assert "loop 4" in printed
+    assert "bfloat16" in printed
+
+
+def test_gpu_text_compares_host_time_at_two_contexts(hybrid_model: Path, tmp_path: Path) -> None:
+    """With a worker that has steps: the phase timers of each context's loads, which one server answers in turns."""
+    flags = ["--checkpoint", str(hybrid_model), "--out", str(tmp_path), "--max-client-lag", "60000"]
+    worker = ["--device", "cpu", "--server-arg=--threads=1", "--processes", "1", "--contexts", "10", "300"]
+    assert main(["gpu-text", *flags, *worker, "--parts", "context"]) == 0
+    figures = json.loads((tmp_path / "gpu-text.json").read_text(encoding="utf-8"))["figures"]
+    by_context = figures["host_time_by_context"]
+    assert set(by_context["us"]) == {"10", "300"}
+    assert by_context["ratio"]["sum"] > 0
+    for tokens in (10, 300):
+        (found,) = (
+            value for label, value in figures["phases"][f"context {tokens}"].items() if "decode, bucket 8" in label
+        )
+        assert found["steps"] > 200
 
 
 def test_gpu_text_goes_on_after_a_part_that_fails(hybrid_model: Path, tmp_path: Path) -> None:
