@@ -150,9 +150,10 @@ class Bench:
 
     def context(self) -> None:
         """Host time of a decode step of one bucket at short and long contexts, in turns on one server."""
-        output = (_CONTEXT_OUTPUT, _CONTEXT_OUTPUT)
+        output, users = (_CONTEXT_OUTPUT, _CONTEXT_OUTPUT), _CONTEXT_USERS
+        requests = max(users, round(2 * users * self.options.scale))
         loads = [
-            Load(f"context {tokens}, turn {turn + 1}", _CONTEXT_USERS, 2 * _CONTEXT_USERS, output, tokens)
+            Load(f"context {tokens}, turn {turn + 1}", users, requests, output, tokens)
             for turn, tokens in enumerate((*self.contexts, *reversed(self.contexts)))
         ]
         live = self._phases_folder("context")

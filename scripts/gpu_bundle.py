@@ -148,10 +148,8 @@ def _files(folder: Path) -> list[Path]:
 def _source() -> tuple[str, bool]:
     """The commit of the sources, and whether they differ from it."""
     git = partial(subprocess.run, cwd=_ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    commit, status = (
-        git(["git", *words]).stdout.strip() for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))
-    )
-    return commit, bool(status)
+    status = git(["git", "status", "--porcelain"]).stdout
+    return git(["git", "rev-parse", "HEAD"]).stdout.strip(), bool(status)
 
 
 def _sources() -> list[Path]:

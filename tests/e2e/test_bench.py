@@ -84,17 +84,26 @@ def test_gpu_text_measures_every_part(hybrid_model: Path, tmp_path: Path, capsys
 def test_gpu_text_compares_host_time_at_two_contexts(hybrid_model: Path, tmp_path: Path) -> None:
     """With a worker that has steps: the phase timers of each context's loads, which one server answers in turns."""
     flags = ["--checkpoint", str(hybrid_model), "--out", str(tmp_path), "--max-client-lag", "60000"]
-    worker = ["--device", "cpu", "--server-arg=--threads=1", "--processes", "1", "--contexts", "10", "300"]
+    worker = [
+        "--device",
+        "cpu",
+        "--server-arg=--threads=1",
+        "--processes",
+        "1",
+        "--contexts",
+        "10",
+        "300",
+        "--scale",
+        "0.5",
+    ]
     assert main(["gpu-text", *flags, *worker, "--parts", "context"]) == 0
     figures = json.loads((tmp_path / "gpu-text.json").read_text(encoding="utf-8"))["figures"]
     by_context = figures["host_time_by_context"]
     assert set(by_context["us"]) == {"10", "300"}
     assert by_context["ratio"]["sum"] > 0
     for tokens in (10, 300):
-        (found,) = (
-            value for label, value in figures["phases"][f"context {tokens}"].items() if "decode, bucket 8" in label
-        )
-        assert found["steps"] > 200
+        phases = figures["phases"][f"context {tokens}"]
+        assert phases["worker 0, decode, bucket 8, resident"]["steps"] > 200
 
 
 def test_gpu_text_goes_on_after_a_part_that_fails(hybrid_model: Path, tmp_path: Path) -> None:
