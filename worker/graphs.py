@@ -2,14 +2,19 @@
 
 One thread plans, launches and collects: a launch returns at once, the GPU works through what was queued, and results
 are polled from host memory. So at most two steps of a walk are under way, one a graph slot, and what a slot owns (input
-block, planner workspace, mailbox) is rewritten only after its tokens have arrived (E2, E3, E6). Everything runs in one
-stream, in the order of the launches (E1, E4).
+block, planner workspace, mailbox) is rewritten only after its tokens have arrived (E2, E3, E6).
+
+Decode steps run in the caller's stream, prefill steps in one of their own beside it, each in the order of its launches
+(E1, E4). No event lies between the two: a row decodes only after the host has seen its last prefill step arrive, and
+steps of the two walks have no row, page, state slot or scratch memory in common. They share what nobody reads for a
+live row (null row, sink page, null slot) and what nobody writes (weights, tables of angles), and nothing else.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,6 +51,9 @@ PREFILL_ROWS = 16
 #: Iterations for which short prompts wait for each other where many rows run (``scheduler.py``): some 20 ms.
 GATHER_STEPS = 8
 
+#: Priorities of the two walks' kernels, lower = sooner. A graph's nodes keep that of the stream they were captured in.
+DECODE_PRIORITY, PREFILL_PRIORITY = -1, 0
+
 #: While polling: how often the stream is asked whether it has failed, and how long a finished stream may owe a result.
 _CHECK_S = 0.25
 _LOST_S = 5.0
@@ -64,21 +72,25 @@ def prefill_buckets(chunk: int) -> tuple[int, ...]:
 class Launched:
     """A step under way."""
 
-    def __init__(self, step: StaticStep, plan: StepPlan, scores: list[PromptScores] | None = None) -> None:
+    def __init__(
+        self,
+        step: StaticStep,
+        plan: StepPlan,
+        scores: list[PromptScores] | None = None,
+        logits: torch.Tensor | None = None,
+    ) -> None:
+        """``logits``: of every token, to go into the result. Called in the step's stream."""
         self._mailbox = step.mailbox
         self._plan = plan
         self._scores = scores
-        self._logits: torch.Tensor | None = None
+        self._logits = logits
+        self._stream = torch.cuda.current_stream() if step.mailbox.delivered.is_cuda else None
         self._mailbox.expected += 1
         self._count = self._mailbox.expected
 
     @property
     def arrived(self) -> bool:
         return bool(self._mailbox.view[0] == self._count)
-
-    def keep(self, logits: torch.Tensor) -> None:
-        """Logits of every token, to go into the result."""
-        self._logits = logits
 
     def wait(self) -> None:
         """Polls until the tokens are there. Raises what the device raises."""
@@ -90,7 +102,7 @@ class Launched:
             if now < check:
                 continue
             check = now + _CHECK_S
-            if torch.cuda.current_stream().query():  # raises if a kernel failed
+            if self._stream is None or self._stream.query():  # raises if a kernel failed
                 lost = lost or now + _LOST_S
                 if now > lost:
                     raise StepError("the step has run, but its tokens have not arrived")
@@ -100,6 +112,9 @@ class Launched:
         plan, logprobs = self._plan, self._mailbox.logprobs
         chosen = slice(len(plan.requests)) if plan.samples is None else np.flatnonzero(plan.samples)
         tokens = self._mailbox.view[1:][chosen].astype(np.int64)
+        if self._logits is not None and self._stream is not None:
+            # Computed before the tokens were published; their memory belongs to the step's stream.
+            self._logits.record_stream(torch.cuda.current_stream())
         result = StepResult(tokens, prompt_scores=self._scores, logits=self._logits)
         if plan.sample.features & Feature.LOGPROBS:
             result.logprob = logprobs.logprob.numpy()[chosen].copy()
@@ -139,12 +154,16 @@ class GraphRunner:
         self._key = key
         self._rows, self._tokens, self._prefill_rows = tuple(rows), tuple(tokens), prefill_rows
         around = Surroundings(model, key, tables, state, sampler, pool.page_size, mode)
-        floats = pool.float_workspace(max(*rows, prefill_rows), max(*rows, *tokens))
+        on_gpu = self._device.type == "cuda"
+        #: where eager and captured prefill steps run; None on a CPU
+        self._prefill_stream = torch.cuda.Stream(self._device, PREFILL_PRIORITY) if on_gpu else None
+        # Partial results: of all steps of a walk, which run one after the other, never of both walks.
+        floats = (pool.float_workspace(max(rows), max(rows)), pool.float_workspace(prefill_rows, max(tokens)))
         self._steps: dict[tuple[str, int, int], StaticStep] = {}
         self._graphs: dict[tuple[str, int, int, Variant], torch.cuda.CUDAGraph] = {}
         self._mailboxes: list[Mailbox] = []
         for slot in range(GRAPH_SLOTS):
-            workspaces = [SlotWorkspace.allocate(floats) for _ in range(2)]
+            workspaces = [SlotWorkspace.allocate(part) for part in floats]
             boxes = [Mailbox(size, model.vocab_size, self._device) for size in (max(rows), prefill_rows)]
             self._mailboxes += boxes
             for bucket in rows:
@@ -162,12 +181,14 @@ class GraphRunner:
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Captures every graph. Rows are padding meanwhile, so that no table, state or page changes.
 
-        ``progress(done, total)`` is called after each. All graphs share one memory pool: they never run at once.
+        ``progress(done, total)`` is called after each. A walk's graphs share one memory pool, since they never run at
+        once, and one capture stream, by which torch gives them a cuBLAS workspace of their own.
         """
         began = time.monotonic()
         total = len(self._steps) * len(Variant)
-        pool = torch.cuda.graph_pool_handle()
-        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        pools = {walk: torch.cuda.graph_pool_handle() for walk in ("decode", "prefill")}
+        priorities = {"decode": DECODE_PRIORITY, "prefill": PREFILL_PRIORITY}
+        sides = {walk: torch.cuda.Stream(self._device, priority) for walk, priority in priorities.items()}
         # Largest first: what the smaller ones need then fits into memory that the pool has already.
         for (walk, bucket, slot), step in sorted(self._steps.items(), key=lambda item: -item[0][1]):
             if self._mode is not PlanMode.HOST_PLAN_FREE:
@@ -177,8 +198,8 @@ class GraphRunner:
                     step.finish(step.forward(), variant)  # compiles kernels and lets libraries choose theirs
                 torch.cuda.synchronize(self._device)
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.stream(side):
-                    graph.capture_begin(pool=pool)
+                with torch.cuda.stream(sides[walk]):
+                    graph.capture_begin(pool=pools[walk])
                     step.finish(step.forward(), variant)
                     graph.capture_end()
                 self._graphs[walk, bucket, slot, variant] = graph
@@ -193,7 +214,15 @@ class GraphRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
-        """Queues the step on the device and returns at once, unless it scores a prompt."""
+        """Queues the step on its walk's stream and returns at once, unless it scores a prompt."""
+        with self._stream_of(plan.walk):
+            return self._launch(plan)
+
+    def _stream_of(self, walk: str) -> AbstractContextManager[object]:
+        stream = self._prefill_stream
+        return nullcontext() if stream is None or walk == "decode" else torch.cuda.stream(stream)
+
+    def _launch(self, plan: StepPlan) -> Launched:
         step = self._step(plan)
         for row in plan.begins:
             self.sampler.begin(row)
@@ -223,12 +252,11 @@ class GraphRunner:
         """Without a graph: steps that need more than the sampled rows' logits."""
         hidden = step.forward()
         scores = score_prompt(plan, hidden, self.model.logits) if plan.walk == "prefill" else None
-        step.finish(hidden, variant)
-        launched = Launched(step, plan, scores)
+        logits = None
         if plan.all_logits:
-            count = int(plan.advance.counts.sum())
-            launched.keep(self.model.logits(hidden[:count]).float())
-        return launched
+            logits = self.model.logits(hidden[: int(plan.advance.counts.sum())]).float()
+        step.finish(hidden, variant)  # last: when its tokens are there, so is everything else
+        return Launched(step, plan, scores, logits)
 
     def _scores_prompt(self, plan: StepPlan) -> bool:
         return plan.walk == "prefill" and any(request.prompt_logprobs is not None for request in plan.requests)

@@ -58,7 +58,7 @@ def gathers_in_graph(backend: str, tensor_cores: bool, graph: bool, abi: Planner
 class SlotWorkspace:
     """Planner memory of one graph slot, shared by its buckets: only one step of a slot is under way at a time."""
 
-    floats: torch.Tensor  #: uint8, partial results; all slots may share one, since their kernels run in one stream
+    floats: torch.Tensor  #: uint8, partial results; slots of a walk may share one, since they run in one stream
     ints: torch.Tensor  #: uint8 on the device
     pinned: torch.Tensor  #: uint8, pinned, the planner writes it and copies it to ``ints``
 
