@@ -214,7 +214,7 @@ class Scheduler:
         last = len(request.prompt) + request.max_tokens - 1
         for pool in self.kv.values():
             # One position for the first decode step too, unless the request ends before it.
-            if pool.pages_for(min(request.length + 1, last)) + spare > pool.free:
+            if pool.pages_for(min(request.length + 1, last)) + (0 if pool.context else spare) > pool.free:
                 return False
         pages = {}
         for key, pool in self.kv.items():
@@ -228,8 +228,8 @@ class Scheduler:
             slot = slots.take()
             assert slot is not None
             state[key] = slot
-        for key in self.kv:
-            self.mirror.set_row(row, key, 0, len(pages[key]))
+        for key, pool in self.kv.items():
+            self.mirror.set_row(row, key, pool.context, len(pages[key]))
         request.begin(Holdings(row, pages, state))
         self._unfinished += 1
         self._insert(request)
