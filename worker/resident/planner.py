@@ -42,6 +42,10 @@ class PlanMode(Enum):
     LENGTHS_ONLY = "lengths_only"  #: the prefix sum of page counts, from the mirror
     FULL = "full"  #: the page arrays themselves
 
+    def of_span(self, span: int) -> PlanMode:
+        """The mode of a pool with this span: one that is only read keeps its full plan, also beside one that is not."""
+        return self if span else PlanMode.FULL
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -86,6 +90,18 @@ class StepInputs:
         return np.concatenate(self._parts, dtype=np.int32, casting="unsafe")
 
 
+@dataclass(frozen=True, eq=False)
+class PageLists:
+    """Host-made page arrays of a pool that a step only reads, padding rows included: see ``kernels/page_gather.py``.
+
+    A context does not grow, so that they stay the same object for as long as the same rows decode together.
+    """
+
+    indptr: np.ndarray  #: int32 [bucket + 1]
+    indices: np.ndarray  #: int32
+    last_page_len: np.ndarray  #: int32 [bucket]
+
+
 @dataclass
 class StepPlan:
     """A prepared step. ``number`` and ``graph_slot`` are given when it is committed."""
@@ -103,9 +119,15 @@ class StepPlan:
     max_seqlen: int
     begins: list[SamplerRow] = field(default_factory=list)
     appended: list[tuple[Request, str, int]] = field(default_factory=list)  #: (request, pool key, page)
+    reads: Mapping[str, PageLists] = field(default_factory=dict)  #: by key of the pools that the walk only reads
     all_logits: bool = False  #: logits of every token, for scoring
     number: int = 0
     graph_slot: int = 0
+
+    @property
+    def needs_host_plan(self) -> bool:
+        """Whether any of its pools leaves something to the host."""
+        return any(mode is not PlanMode.HOST_PLAN_FREE for mode in self.modes.values())
 
     @property
     def entries(self) -> list[Entry]:
@@ -132,6 +154,7 @@ class _Group:
     ones: np.ndarray  #: int32 [n]
     slots: np.ndarray  #: int32 [bucket]
     sample: SamplePlan | None  #: None: it depends on how many tokens there are
+    reads: dict[str, PageLists]
 
 
 class Planner:
@@ -158,14 +181,13 @@ class Planner:
         self.buckets = tuple(buckets)
         self._steps = 0
         self._of_walk = dict.fromkeys(walks, 0)
-        self._written = {name: tuple(key for key in pools if walk.streams.get(key)) for name, walk in walks.items()}
+        self._grows = {name: walk.grows for name, walk in walks.items()}
         self._modes = {name: self._walk_modes(walk, mode) for name, walk in walks.items()}
 
     def _walk_modes(self, walk: Walk, mode: PlanMode) -> dict[str, PlanMode]:
-        """A read-only pool keeps its full host plan, also beside a lengths-only pool."""
         if not self.resident:
             mode = PlanMode.FULL
-        return {key: mode if walk.streams[key] else PlanMode.FULL for key in self.pools if key in walk.streams}
+        return {key: mode.of_span(walk.streams[key]) for key in self.pools if key in walk.streams}
 
     def bucket_of(self, rows: int) -> int:
         """The smallest bucket that holds ``rows``."""
@@ -176,7 +198,7 @@ class Planner:
         row = request.row
         mirror = self.mirror
         short = {}
-        for key in self._written[walk]:
+        for key in self._grows[walk]:
             if mirror.lengths[key][row] >= mirror.pages[key][row] * mirror.page_size[key]:
                 short[key] = 1
         return short
@@ -205,7 +227,7 @@ class Planner:
         inputs.put("slots", group.slots)
         self._put_writes(inputs, writes)
         self._put_pages("decode", inputs, requests, rows, group.ones, bucket, appended)
-        starts = self.mirror.lengths[self._written["decode"][0]][rows]
+        starts = self.mirror.lengths[self.walks["decode"].positions][rows]
         self.stopwatch.lap("plan_kv")
         sample = group.sample or self._sample(requests, bucket)
         self.stopwatch.lap("plan_sampler")
@@ -219,9 +241,10 @@ class Planner:
             inputs.pack(),
             self._modes["decode"],
             sample,
-            Advance(rows, group.ones, self._written["decode"]),
+            Advance(rows, group.ones, self._grows["decode"]),
             1,
             appended=appended,
+            reads=group.reads,
         )
 
     def prepare_prefill(self, chunks: Sequence[tuple[Request, int]]) -> StepPlan:
@@ -268,9 +291,10 @@ class Planner:
             inputs.pack(),
             self._modes["prefill"],
             sample,
-            Advance(rows, counts, self._written["prefill"]),
+            Advance(rows, counts, self._grows["prefill"]),
             int(counts.max()),
             begins,
+            reads=self._reads("prefill", requests, rows, len(rows)),
         )
 
     def _make_group(self, requests: list[Request]) -> _Group:
@@ -279,7 +303,8 @@ class Planner:
         slots[: len(rows)] = rows
         counted = any(request.params.features & Feature.MIN_TOKENS for request in requests)
         sample = None if counted else self._sample(requests, len(slots))
-        return _Group(requests, rows, np.ones(len(rows), np.int32), slots, sample)
+        reads = self._reads("decode", requests, rows, len(slots))
+        return _Group(requests, rows, np.ones(len(rows), np.int32), slots, sample, reads)
 
     def _sample(self, requests: Sequence[Request], bucket: int) -> SamplePlan:
         return SamplePlan.of([(request.params, request.planned) for request in requests], bucket)
@@ -308,7 +333,7 @@ class Planner:
 
     def _append_pages(self, requests: Sequence[Request], rows: np.ndarray) -> list[tuple[Request, str, int]] | None:
         appended: list[tuple[Request, str, int]] = []
-        for key in self._written["decode"]:
+        for key in self._grows["decode"]:
             mirror = self.mirror
             short = mirror.lengths[key][rows] >= mirror.pages[key][rows] * mirror.page_size[key]
             if not short.any():
@@ -329,11 +354,15 @@ class Planner:
             inputs.put("payload", payload)
 
     def _write_row(self, writes: RowWrites, request: Request) -> None:
-        """The whole row of a request that begins: one run a KV pool, and one for the rest."""
+        """The whole row of a request that begins: one run a KV pool, and one for the rest.
+
+        Its length is 0 where tokens are yet to come, and its context's where it holds one.
+        """
         held = request.held
         assert held is not None
         for key in self.pools:
-            writes.put(kv_table(key), held.row, 0, [0] * PAGES + held.pages[key])
+            length = int(self.mirror.lengths[key][held.row])
+            writes.put(kv_table(key), held.row, 0, [length] + [0] * (PAGES - 1) + held.pages[key])
         state = [held.state[key] for key in self.layout.state_pools]
         head = np.zeros(self.layout.sampler_column, np.int32)
         head[OUTPUT_COUNT] = len(request.outputs)
@@ -369,29 +398,53 @@ class Planner:
         bucket: int,
         appended: list[tuple[Request, str, int]],
     ) -> None:
-        """The host's page arrays of pools that need them: see ``kernels/page_gather.py`` for their meaning."""
+        """The host's page arrays of written pools that need them: see ``kernels/page_gather.py`` for their meaning."""
         for key, mode in self._modes[walk].items():
-            if mode is PlanMode.HOST_PLAN_FREE:
+            if mode is PlanMode.HOST_PLAN_FREE or not self.walks[walk].streams[key]:
                 continue
-            span = counts if self.walks[walk].streams[key] else 0
-            lengths = np.ones(bucket, np.int32)
-            lengths[: len(rows)] = np.maximum(self.mirror.step_lengths(key, rows, span), 1)
-            size = self.mirror.page_size[key]
-            page_counts = (lengths + size - 1) // size
-            indptr = np.zeros(bucket + 1, np.int32)
-            np.cumsum(page_counts, out=indptr[1:])
-            inputs.put(f"indptr:{key}", indptr)
-            if mode is not PlanMode.FULL:
+            lengths = self._lengths(key, rows, counts if key in self._grows[walk] else 0, bucket)
+            if mode is PlanMode.LENGTHS_ONLY:
+                inputs.put(f"indptr:{key}", _prefix_sum(-(-lengths // self.mirror.page_size[key])))
                 continue
             extra: dict[int, list[int]] = {}
             for request, pool, page in appended:
                 if pool == key:
                     extra.setdefault(request.row, []).append(page)
-            indices: list[int] = []
-            for request, count in zip(requests, page_counts, strict=False):
-                assert request.held is not None
-                pages = request.held.pages[key] + extra.get(request.row, [])
-                indices += pages[:count] or [SINK_PAGE]
-            indices += [SINK_PAGE] * (bucket - len(rows))
-            inputs.put(f"indices:{key}", np.asarray(indices, np.int32))
-            inputs.put(f"last_page_len:{key}", (lengths - 1) % size + 1)
+            lists = self._page_lists(key, requests, lengths, extra)
+            inputs.put(f"indptr:{key}", lists.indptr)
+            inputs.put(f"indices:{key}", lists.indices)
+            inputs.put(f"last_page_len:{key}", lists.last_page_len)
+
+    def _reads(self, walk: str, requests: Sequence[Request], rows: np.ndarray, bucket: int) -> dict[str, PageLists]:
+        """Pools that the walk only reads, which the host always plans in full."""
+        return {
+            key: self._page_lists(key, requests, self._lengths(key, rows, 0, bucket), {})
+            for key, span in self.walks[walk].streams.items()
+            if not span
+        }
+
+    def _lengths(self, key: str, rows: np.ndarray, counts: np.ndarray | int, bucket: int) -> np.ndarray:
+        """Lengths int32 ``[bucket]`` that the step sees in the pool; padding rows have 1."""
+        lengths = np.ones(bucket, np.int32)
+        lengths[: len(rows)] = np.maximum(self.mirror.step_lengths(key, rows, counts), 1)
+        return lengths
+
+    def _page_lists(
+        self, key: str, requests: Sequence[Request], lengths: np.ndarray, extra: Mapping[int, list[int]]
+    ) -> PageLists:
+        """``extra``: pages by row that the plan appends."""
+        size = self.mirror.page_size[key]
+        page_counts = -(-lengths // size)
+        indices: list[int] = []
+        for request, count in zip(requests, page_counts, strict=False):
+            assert request.held is not None
+            pages = request.held.pages[key] + extra.get(request.row, [])
+            indices += pages[:count] or [SINK_PAGE]
+        indices += [SINK_PAGE] * (len(lengths) - len(requests))
+        return PageLists(_prefix_sum(page_counts), np.asarray(indices, np.int32), (lengths - 1) % size + 1)
+
+
+def _prefix_sum(counts: np.ndarray) -> np.ndarray:
+    total = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=total[1:])
+    return total
