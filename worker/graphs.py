@@ -141,8 +141,8 @@ class GraphRunner:
         tokens: Sequence[int],
         prefill_rows: int,
     ) -> None:
-        """``attention``: by KV pool key. ``rows``, ``tokens``: buckets of decode and prefill, rising. ``mode``: of pools
-        that a walk writes.
+        """``attention``: by KV pool key. ``rows``, ``tokens``: buckets of decode and prefill, rising.
+        ``mode``: of pools that a walk writes.
 
         Raises :class:`DeviceError` for a FlashInfer release that cannot run so.
         """

@@ -181,7 +181,7 @@ class Runner:
         for key, mode in plan.modes.items():
             attention = self.attention[key]
             if lists := plan.reads.get(key):
-                arrays = tuple(map(torch.from_numpy, (lists.indptr, lists.indices, lists.last_page_len)))
+                arrays = lists.tensors()
             elif mode is PlanMode.FULL:
                 arrays = (inputs[f"indptr:{key}"], inputs[f"indices:{key}"], inputs[f"last_page_len:{key}"])
             else:

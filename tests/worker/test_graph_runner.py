@@ -17,7 +17,7 @@ from denizen.worker.teacher import teacher_forced
 from tests.worker.peer import Full, Peer, QueueArena, TooLarge, generate
 from tests.worker.static_steps import serve_static
 from tests.worker.test_engine import MIXED, OUTPUTS, PROMPTS
-from tests.worker.toy import ToyModel, serve_toy
+from tests.worker.toy import serve_toy
 
 VARIANTS = {
     "resident": {},

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from denizen.worker.phases import Stopwatch
 from denizen.worker.pools.kv import SINK_PAGE
 from denizen.worker.pools.state import NULL_SLOT
@@ -100,6 +101,10 @@ class PageLists:
     indptr: np.ndarray  #: int32 [bucket + 1]
     indices: np.ndarray  #: int32
     last_page_len: np.ndarray  #: int32 [bucket]
+
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The same memory, for a step on the CPU."""
+        return torch.from_numpy(self.indptr), torch.from_numpy(self.indices), torch.from_numpy(self.last_page_len)
 
 
 @dataclass
