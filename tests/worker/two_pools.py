@@ -1,10 +1,10 @@
-"""A model with two KV pools, as speech recognition has them: its own tokens, and a context that every token looks at.
+"""A model with two KV pools, as speech recognition has: its own tokens, and a context that every token looks at.
 
-Its weights are random, its sizes free, so that the same model runs on a CPU and, with FlashInfer's head sizes, on a GPU.
-:meth:`TwoPoolModel.dense` computes the same without pages, pools or batches.
+Its weights are random, its sizes free, so that the same model runs on a CPU and, with FlashInfer's head sizes, on a
+GPU. :meth:`TwoPoolModel.dense` computes the same without pages, pools or batches.
 
-The context of a request is made from its first token, ``CONTEXT`` positions long. Either the prefill writes it for rows
-that begin, or (``encoded``) it is there before: then prefill and decode only read it, and :func:`encode` has written it.
+The context of a request is made from its first token. Either the prefill writes it for rows that begin, or
+(``encoded``) it is there before: then prefill and decode only read it, and :func:`encode` has written it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,6 @@ class TwoPoolModel:
         self._cross_out = random(inner, hidden, 2 * inner**-0.5)
         self._frame = random(positions, hidden)
         self._head = random(hidden, vocab, unit)
-        self.context_lengths_seen: list[list[int]] = []
 
     def context(self, first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values ``[n * positions, heads, dim]`` of requests whose first tokens are ``first`` ``[n]``."""
@@ -77,7 +76,7 @@ class TwoPoolModel:
         step = batch.attention["self"]
         out = step.run(
             0,
-            query.reshape(-1, heads, dim),
+            query.reshape(-1, heads, dim).contiguous(),
             key.reshape(-1, kv_heads, dim),
             value.reshape(-1, kv_heads, dim),
             dim**-0.5,
@@ -101,7 +100,9 @@ class TwoPoolModel:
         x = (self._embedding[tokens] + self._position[: len(ids)]).double()
         qkv = x @ self._qkv.double()
         query = qkv[:, : heads * dim].view(len(ids), heads, dim)
-        key, value = qkv[:, heads * dim :].view(len(ids), 2, kv_heads, dim).repeat_interleave(heads // kv_heads, 2).unbind(1)
+        key, value = (
+            qkv[:, heads * dim :].view(len(ids), 2, kv_heads, dim).repeat_interleave(heads // kv_heads, 2).unbind(1)
+        )
         scores = torch.einsum("qhd,khd->hqk", query, key) * dim**-0.5
         future = torch.ones(len(ids), len(ids), dtype=torch.bool, device=x.device).triu(1)
         weights = scores.masked_fill(future, float("-inf")).softmax(-1)
