@@ -31,7 +31,7 @@ from tests.worker.two_pools import TwoPoolModel, encode
 VOCAB, POSITIONS, PAGE, ROWS = 500, 100, 16, 12
 #: Largest difference of a bf16 logit from the dense model's, in standard deviations of its logits, and the root mean
 #: square of the differences.
-BOUND, BOUND_RMS = 0.25, 0.03
+BOUND, BOUND_RMS = 0.1, 0.015
 MODES = {
     "resident": {},
     "lengths only": {"mode": PlanMode.LENGTHS_ONLY},
@@ -95,7 +95,7 @@ def test_logits_equal_those_of_the_dense_model() -> None:
     """Teacher-forced, step by step: chunks of several rows that begin and go on, then decode."""
     sequences = texts(7, 20, 300, seed=1)
     prompts = [max(1, len(ids) - 12) for ids in sequences]
-    worst = 0.0
+    worst = rms = 0.0
     for encoded in (False, True):
         for name, options in MODES.items():
             served = serve(encoded, **options)
@@ -103,12 +103,10 @@ def test_logits_equal_those_of_the_dense_model() -> None:
                 want = served.model.dense(ids)
                 assert got.isfinite().all(), name
                 error = (got.double() - want) / want.std()
-                worst = max(worst, float(error.abs().max()))
-                assert error.abs().max() < BOUND, f"{name}: off by {float(error.abs().max()):.3f}"
-                assert error.square().mean().sqrt() < BOUND_RMS, (
-                    f"{name}: rms {float(error.square().mean().sqrt()):.4f}"
-                )
-    print(f"two pools: largest difference {worst:.3f} standard deviations", flush=True)
+                worst, rms = max(worst, float(error.abs().max())), max(rms, float(error.square().mean().sqrt()))
+                assert worst < BOUND, f"{name}: off by {worst:.3f}"
+                assert rms < BOUND_RMS, f"{name}: rms {rms:.4f}"
+    print(f"two pools: differences of up to {worst:.3f} standard deviations, rms {rms:.4f}", flush=True)
 
 
 @torch.inference_mode()

@@ -114,6 +114,7 @@ class TwoPoolModel:
         return (x + attended @ self._cross_out.double()) @ self._head.double()
 
 
+@torch.inference_mode()
 def encode(model: TwoPoolModel, first: int, keys: torch.Tensor, values: torch.Tensor, pages: list[int]) -> None:
     """What a walk before prefill does: writes a request's context to its pages, of one layer of the context pool."""
     for cache, new in zip((keys, values), model.context(torch.tensor([first], device=keys.device)), strict=True):
