@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
     from denizen.worker.attention.flashinfer import FlashInferAttention
     from denizen.worker.models.base import Model
-    from denizen.worker.resident.planner import PageLists, StepPlan
+    from denizen.worker.resident.page_lists import PageLists
+    from denizen.worker.resident.planner import StepPlan
     from denizen.worker.resident.tables import DeviceTables
     from denizen.worker.sampling.scoring import PromptScores
     from denizen.worker.sampling.state import SamplerState

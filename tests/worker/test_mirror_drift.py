@@ -12,7 +12,7 @@ from denizen.kernels.page_gather import page_gather
 from denizen.kernels.row_writes import apply_row_writes
 from denizen.worker.models.base import RAGGED
 from denizen.worker.request import Phase, Request
-from denizen.worker.resident.planner import PlanMode
+from denizen.worker.resident.planner import GRAPH_SLOTS, PlanMode
 from denizen.worker.sampling.params import SamplingParams
 
 from tests.worker.peer import assert_empty
@@ -22,7 +22,10 @@ STOP = 7
 
 
 class Machine:
-    """A scheduler with a device that computes nothing: it applies row writes and advances lengths, in order."""
+    """A scheduler with a device that computes nothing: it applies row writes and advances lengths.
+
+    It has a queue a walk, as the engine has, and runs the steps of each in order, those of the two in any order.
+    """
 
     def __init__(self, seed: int, **options) -> None:
         self.random = random.Random(seed)
@@ -31,7 +34,8 @@ class Machine:
         self.scheduler = self.served.scheduler
         self.mirror = self.scheduler.mirror
         self.tables = self.served.runner.tables
-        self.queued: deque = deque()
+        self.queued: dict[str, deque] = {"decode": deque(), "prefill": deque()}
+        self.overtaken = 0  #: steps that completed after one of the other walk that was committed later
         self.live: dict[int, Request] = {}
         self.prepared = None
         self.counts = dict.fromkeys(("admit", "abort", "stop", "length", "promote", "drop", "late"), 0)
@@ -57,31 +61,42 @@ class Machine:
             assert self._mirror_state() == before
 
     def queue(self) -> None:
-        if len(self.queued) >= 4:
-            self.complete()
+        if len(self.queued["decode"]) == GRAPH_SLOTS:
+            self.complete("decode")
         prepared, self.prepared = self.prepared, None
         plan = self.scheduler.plan_decode(prepared)
         if prepared is not None:
             self.counts["promote" if plan is prepared else "drop"] += 1
         self._commit(plan)
-        self._commit(self.scheduler.plan_prefill())
+        if len(self.queued["prefill"]) < GRAPH_SLOTS:
+            self._commit(self.scheduler.plan_prefill())
 
     def _commit(self, step) -> None:
         if step is not None:
             self.scheduler.commit(step)
             self.check_plan(step)
             rows = step.advance.rows
-            self.queued.append((step, {key: self.mirror.lengths[key][rows].copy() for key in self.mirror.lengths}))
+            lengths = {key: self.mirror.lengths[key][rows].copy() for key in self.mirror.lengths}
+            self.queued[step.walk].append((step, lengths))
 
-    def complete(self) -> None:
-        if not self.queued:
+    def complete(self, walk: str | None = None) -> None:
+        """The oldest step of ``walk`` (None = of either)."""
+        walks = [walk for walk, steps in self.queued.items() if steps]
+        if not walks:
             return
-        step, expected = self.queued.popleft()
+        step, expected = self.queued[walk or self.random.choice(walks)].popleft()
+        self.overtaken += any(other.number < step.number for steps in self.queued.values() for other, _ in steps)
         self.run(step)
         for key, lengths in expected.items():
             assert self.tables.lengths[key].numpy()[step.advance.rows].tolist() == lengths.tolist()
             assert self.tables.lengths[key][0] == 0
+        held = {entry.request: entry.row for entry in step.entries}
         self.scheduler.complete(step)
+        for request, row in held.items():
+            if request.phase is not Phase.RUNNING:  # its row is free exactly when no other step holds it
+                waits = any(request in other.requests for steps in self.queued.values() for other, _ in steps)
+                assert waits == (request in self.scheduler._leaving)
+                assert waits == (self.scheduler.ledger.requests[row] is request)
         for entry in step.entries:
             if not entry.samples:
                 continue
@@ -107,14 +122,21 @@ class Machine:
 
     def check_plan(self, step) -> None:
         """The mirror's page counts, padding included, equal what the tables would give once the step runs."""
+        assert set(step.reads) == ({"context"} if step.walk == "decode" else set())
         for key in step.modes:
-            if f"indptr:{key}" not in step.inputs.sections:
+            lists = step.reads.get(key)
+            indptr = step.inputs.section(step.buffer, f"indptr:{key}") if lists is None else lists.indptr
+            if indptr is None:
                 continue
-            begin, end, _ = step.inputs.sections[f"indptr:{key}"]
             lengths = [self.mirror.lengths[key][row] for row in step.advance.rows]
             lengths += [1] * (step.bucket - len(lengths))
             counts = [max(1, -(-int(length) // 4)) for length in lengths]
-            assert step.buffer[begin:end].tolist() == np.concatenate([[0], np.cumsum(counts)]).tolist()
+            assert indptr.tolist() == np.concatenate([[0], np.cumsum(counts)]).tolist()
+            if lists is not None:
+                owned = [request.held.pages[key][:count] for request, count in zip(step.requests, counts, strict=False)]
+                padding = step.bucket - len(owned)
+                assert lists.indices.tolist() == [page for pages in owned for page in pages] + [0] * padding
+                assert lists.last_page_len.tolist() == [(int(length) - 1) % 4 + 1 for length in lengths]
 
     def check(self) -> None:
         """The mirror equals what the requests say, from scratch."""
@@ -122,20 +144,30 @@ class Machine:
         pages = {key: np.zeros_like(values) for key, values in self.mirror.pages.items()}
         owned = dict.fromkeys(lengths, 0)
         for request in self.scheduler.running:
-            decoded = request.planned - (len(request.tokens) - len(request.prompt)) - 1
+            planned = int(self.mirror.outputs[request.row])
+            assert planned >= len(request.outputs)
+            decoded = planned - (len(request.tokens) - len(request.prompt)) - 1
             for key in lengths:
                 written = request.computed + (max(decoded, 0) if key == "self" else 0)
                 lengths[key][request.row] = written
                 pages[key][request.row] = len(request.held.pages[key])
                 owned[key] += len(request.held.pages[key])
         settled = np.ones(self.scheduler.rows.slots, bool)
-        settled[[leaving.row for _, leaving in self.scheduler._leaving]] = False
+        settled[[held.row for held in self.scheduler._leaving.values()]] = False
         for key in lengths:
             assert (self.mirror.lengths[key] == lengths[key])[settled].all()
             assert (self.mirror.pages[key] == pages[key])[settled].all()
-            leaving = sum(len(part.pages[key]) for _, part in self.scheduler._leaving)
-            ahead = sum(pool == key for _, pool, _ in self.prepared.appended) if self.prepared else 0
+            leaving = sum(len(held.pages[key]) for held in self.scheduler._leaving.values())
+            ahead = sum(len(pages) for pool, _, pages in self.prepared.appended if pool == key) if self.prepared else 0
             assert self.scheduler.kv[key].used == owned[key] + leaving + ahead
+
+    def check_walks(self) -> None:
+        """No row is in steps of both walks, and the ledger knows how many hold it."""
+        rows = {walk: [step.advance.rows for step, _ in steps] for walk, steps in self.queued.items()}
+        walks = {walk: np.concatenate([np.empty(0, np.int64), *parts]) for walk, parts in rows.items()}
+        assert not np.intersect1d(*walks.values()).size
+        held = np.bincount(np.concatenate(list(walks.values())), minlength=self.scheduler.rows.slots)
+        assert (held == self.scheduler.ledger.in_flight).all()
 
     def _end(self, request: Request, reason: str) -> None:
         del self.live[request.id]
@@ -153,9 +185,11 @@ def test_mirror_never_drifts_from_a_recomputed_plan(mode):
     for _ in range(10_000):
         weights = [2 if len(machine.live) < 14 else 0, 0.4, 3, 6, 6]
         machine.random.choices(events, weights)[0]()
+        machine.check_walks()
         machine.check()
     # Every kind of event took part.
     assert min(machine.counts.values()) > 50, machine.counts
+    assert machine.overtaken > 500
     assert machine.scheduler.preemptions > 50
     for _ in range(10_000):
         if not machine.live:
@@ -163,7 +197,7 @@ def test_mirror_never_drifts_from_a_recomputed_plan(mode):
         machine.queue()
         machine.complete()
         machine.check()
-    while machine.queued:
+    while any(machine.queued.values()):
         machine.complete()
     if machine.prepared is not None:
         machine.scheduler.planner.drop(machine.prepared)

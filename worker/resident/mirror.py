@@ -1,4 +1,4 @@
-"""The host's copy of what the device tables say: lengths and page counts of every row, by KV pool.
+"""The host's copy of what the device tables say: lengths and page counts of every row by KV pool, output counts.
 
 It moves when a step is committed, exactly once, by the spans that the step's walk declares (E7). A prepared step that
 is dropped never moved it, and a committed step always runs, so there is nothing to take back.
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Advance:
-    """What one step adds: ``counts[i]`` positions to ``rows[i]``, in each pool of ``pools``."""
+    """What one step adds: ``counts[i]`` positions to ``rows[i]``, in each pool of ``pools``; a token to ``sampled``."""
 
     rows: np.ndarray  #: int64 [n]
     counts: np.ndarray  #: int32 [n]
     pools: tuple[str, ...]
+    sampled: np.ndarray  #: int64 [m], those of ``rows`` that get an output token
 
 
 class Mirror:
@@ -32,6 +33,7 @@ class Mirror:
         self.page_size = dict(pools)
         self.lengths = {key: np.zeros(rows, np.int32) for key in pools}
         self.pages = {key: np.zeros(rows, np.int32) for key in pools}
+        self.outputs = np.zeros(rows, np.int32)  #: output tokens, those on the device included
 
     def set_row(self, row: int, key: str, length: int, pages: int) -> None:
         self.lengths[key][row] = length
@@ -40,17 +42,24 @@ class Mirror:
     def clear_row(self, row: int) -> None:
         for key in self.lengths:
             self.set_row(row, key, 0, 0)
+        self.outputs[row] = 0
 
-    def add_pages(self, row: int, key: str, count: int) -> None:
-        self.pages[key][row] += count
+    def add_pages(self, rows: np.ndarray, key: str) -> None:
+        """A page more for each of ``rows``."""
+        self.pages[key][rows] += 1
 
-    def commit(self, advance: Advance) -> None:
+    def commit(self, advance: Advance) -> np.ndarray:
+        """Moves the rows; the index int32 ``[m]`` of the output token that each sampled row gets."""
+        rows, sampled = advance.rows, advance.sampled
         for key in advance.pools:
             lengths = self.lengths[key]
-            lengths[advance.rows] += advance.counts
-            full = self.pages[key][advance.rows] * self.page_size[key]
-            if (lengths[advance.rows] > full).any():
+            moved = lengths[rows] + advance.counts
+            if (moved > self.pages[key][rows] * self.page_size[key]).any():
                 raise AssertionError(f"a row of pool '{key}' grew beyond its pages")
+            lengths[rows] = moved
+        positions: np.ndarray = self.outputs[sampled]
+        self.outputs[sampled] = positions + 1
+        return positions
 
     def step_lengths(self, key: str, rows: np.ndarray, counts: np.ndarray | int) -> np.ndarray:
         """Lengths int32 ``[n]`` that a step over ``rows`` will see in pool ``key``, its own positions included."""

@@ -12,11 +12,12 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from denizen.worker.phases import Stopwatch
-from denizen.worker.pools.kv import SINK_PAGE
 from denizen.worker.pools.state import NULL_SLOT
+from denizen.worker.resident.inputs import StepInputs
+from denizen.worker.resident.ledger import Group
 from denizen.worker.resident.mirror import Advance
+from denizen.worker.resident.page_lists import PageLists, prefix_sum
 from denizen.worker.resident.tables import OUTPUT_COUNT, PAGES, ROW_TABLE, STATE_SLOTS, kv_table
 from denizen.worker.resident.writes import RowWrites
 from denizen.worker.sampling.params import Feature
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
     from denizen.worker.models.base import Walk
     from denizen.worker.pools.kv import KvPool
     from denizen.worker.request import Request
+    from denizen.worker.resident.ledger import Ledger
     from denizen.worker.resident.mirror import Mirror
     from denizen.worker.resident.tables import TableLayout
 
-#: Graph slots of a bucket: step N+1 is prepared in one while N runs from the other.
+#: Graph slots of a walk's bucket, and so the steps of a walk that may be under way: step N+1 waits in one while N runs
+#: from the other.
 GRAPH_SLOTS = 2
 
 
@@ -59,57 +62,14 @@ class Entry:
     samples: bool  #: its last token is followed by a sampled one
 
 
-#: Words to which sections of a step's inputs are aligned: 16 bytes.
-_ALIGN = 4
-_PADDING = np.zeros(_ALIGN, np.int32)
-
-
-class StepInputs:
-    """Everything a step reads from the host, in one int32 buffer, so that it travels in one copy."""
-
-    def __init__(self) -> None:
-        self._parts: list[np.ndarray] = []
-        self.sections: dict[str, tuple[int, int, tuple[int, ...]]] = {}
-        self._size = 0
-
-    def put(self, name: str, values: np.ndarray) -> None:
-        flat = values.reshape(-1)
-        self.sections[name] = (self._size, self._size + len(flat), values.shape)
-        self._parts.append(flat)
-        self._size += len(flat)
-        if padding := -self._size % _ALIGN:
-            self._parts.append(_PADDING[:padding])
-            self._size += padding
-
-    def section(self, buffer: np.ndarray, name: str) -> np.ndarray | None:
-        """The flat section ``name`` of a packed buffer; None if there is none."""
-        place = self.sections.get(name)
-        return None if place is None else buffer[place[0] : place[1]]
-
-    def pack(self) -> np.ndarray:
-        """The buffer; sections are ``buffer[begin:end]``, reshaped."""
-        return np.concatenate(self._parts, dtype=np.int32, casting="unsafe")
-
-
-@dataclass(frozen=True, eq=False)
-class PageLists:
-    """Host-made page arrays of a pool that a step only reads, padding rows included: see ``kernels/page_gather.py``.
-
-    A context does not grow, so that they stay the same object for as long as the same rows decode together.
-    """
-
-    indptr: np.ndarray  #: int32 [bucket + 1]
-    indices: np.ndarray  #: int32
-    last_page_len: np.ndarray  #: int32 [bucket]
-
-    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The same memory, for a step on the CPU."""
-        return torch.from_numpy(self.indptr), torch.from_numpy(self.indices), torch.from_numpy(self.last_page_len)
+#: Pages that a decode step appends in one pool: its key, places of the requests int64 ``[n]``, and a page for each.
+Appended = tuple[str, np.ndarray, list[int]]
+_NONE = np.empty(0, np.int32)
 
 
 @dataclass
 class StepPlan:
-    """A prepared step. ``number`` and ``graph_slot`` are given when it is committed."""
+    """A prepared step. What stands after ``all_logits`` is given when it is committed."""
 
     walk: str
     bucket: int
@@ -123,11 +83,15 @@ class StepPlan:
     advance: Advance
     max_seqlen: int
     begins: list[SamplerRow] = field(default_factory=list)
-    appended: list[tuple[Request, str, int]] = field(default_factory=list)  #: (request, pool key, page)
+    appended: list[Appended] = field(default_factory=list)
+    group: Group | None = None  #: of a decode step
     reads: Mapping[str, PageLists] = field(default_factory=dict)  #: by key of the pools that the walk only reads
     all_logits: bool = False  #: logits of every token, for scoring
     number: int = 0
     graph_slot: int = 0
+    positions: np.ndarray = field(default_factory=lambda: _NONE)
+    #: int32 [m], index of the output token that each request of ``sampling`` gets
+    ends: Sequence[int] = ()  #: places in ``sampling`` of requests whose last token, by ``max_tokens``, this step gives
 
     @property
     def needs_host_plan(self) -> bool:
@@ -150,18 +114,6 @@ class StepPlan:
         return [request for request, samples in zip(self.requests, self.samples, strict=True) if samples]
 
 
-@dataclass(frozen=True)
-class _Group:
-    """What stays the same while the same requests decode together."""
-
-    requests: list[Request]
-    rows: np.ndarray  #: int64 [n]
-    ones: np.ndarray  #: int32 [n]
-    slots: np.ndarray  #: int32 [bucket]
-    sample: SamplePlan | None  #: None: it depends on how many tokens there are
-    reads: dict[str, PageLists]
-
-
 class Planner:
     """Plans the steps of one model. Used by the plan thread only."""
 
@@ -182,7 +134,6 @@ class Planner:
         self.walks = walks
         self.resident = resident
         self.stopwatch = Stopwatch()
-        self._group: _Group | None = None
         self.buckets = tuple(buckets)
         self._steps = 0
         self._of_walk = dict.fromkeys(walks, 0)
@@ -208,47 +159,54 @@ class Planner:
                 short[key] = 1
         return short
 
-    def prepare_decode(self, requests: Sequence[Request]) -> StepPlan | None:
-        """One token for every request; None if the pages that it needs are not there (nothing is taken then)."""
+    def group(self, ledger: Ledger, rows: np.ndarray) -> Group:
+        """The requests of ``rows`` (int64, rising), to decode together."""
+        slots = np.full(self.bucket_of(len(rows)), NULL_SLOT, np.int32)
+        slots[: len(rows)] = rows
+        features = int(np.bitwise_or.reduce(ledger.features[rows]))
+        group = Group.form(ledger, rows, slots)
+        group.reads = self._reads("decode", group.requests, rows, len(slots))
+        if not features & Feature.MIN_TOKENS:
+            group.sample = self._sample(group)
+        return group
+
+    def prepare_decode(self, group: Group) -> StepPlan | None:
+        """One token for every row of the group; None if the pages that it needs are not there (none are taken then)."""
         self.stopwatch.lap("plan_rest")
-        group = self._group
-        if group is None or group.requests != requests:
-            group = self._group = self._make_group(list(requests))
-        rows = group.rows
-        appended = self._append_pages(requests, rows)
+        requests, rows = group.requests, group.rows
+        appended = self._append_pages(rows)
         if appended is None:
             return None
-        bucket = len(group.slots)
         writes = RowWrites(self.layout)
         if not self.resident:
-            for request in requests:
-                self._rewrite_row(writes, request, appended)
+            for index, request in enumerate(requests):
+                self._rewrite_row(writes, request, _pages_of(index, appended))
         else:
-            for key in {key for _, key, _ in appended}:
-                own = [(request.row, page) for request, pool, page in appended if pool == key]
-                where = np.asarray([row for row, _ in own], np.int64)
-                writes.put_words(kv_table(key), where, PAGES + self.mirror.pages[key][where], [page for _, page in own])
+            for key, indices, pages in appended:
+                where = rows[indices]
+                writes.put_words(kv_table(key), where, PAGES + self.mirror.pages[key][where], pages)
         inputs = StepInputs()
         inputs.put("slots", group.slots)
         self._put_writes(inputs, writes)
-        self._put_pages("decode", inputs, requests, rows, group.ones, bucket, appended)
+        self._put_pages("decode", inputs, requests, rows, group.ones, len(group.slots), appended)
         starts = self.mirror.lengths[self.walks["decode"].positions][rows]
         self.stopwatch.lap("plan_kv")
-        sample = group.sample or self._sample(requests, bucket)
+        sample = group.sample or self._sample(group)
         self.stopwatch.lap("plan_sampler")
         return StepPlan(
             "decode",
-            bucket,
-            group.requests,
+            len(group.slots),
+            requests,
             starts,
             None,
             inputs,
             inputs.pack(),
             self._modes["decode"],
             sample,
-            Advance(rows, group.ones, self._grows["decode"]),
+            Advance(rows, group.ones, self._grows["decode"], rows),
             1,
             appended=appended,
+            group=group,
             reads=group.reads,
         )
 
@@ -267,7 +225,7 @@ class Planner:
                 self._write_row(writes, request)
                 begins += self._sampler_rows(request)
             elif not self.resident:
-                self._rewrite_row(writes, request, [])
+                self._rewrite_row(writes, request, {})
         cu_seqlens = np.zeros(len(chunks) + 1, np.int32)
         np.cumsum(counts, out=cu_seqlens[1:])
         inputs = StepInputs()
@@ -280,76 +238,73 @@ class Planner:
             "tokens",
             np.concatenate([r.tokens[e.start : e.start + e.count] for r, e in zip(requests, entries, strict=True)]),
         )
-        inputs.put("sampled", np.flatnonzero([entry.samples for entry in entries]).astype(np.int32))
+        samples = [entry.samples for entry in entries]
+        sampled = np.flatnonzero(samples)
+        inputs.put("sampled", sampled.astype(np.int32))
         self._put_pages("prefill", inputs, requests, rows, counts, len(rows), [])
         self.stopwatch.lap("plan_kv")
-        sampled = [(e.request.params, e.request.planned) for e in entries if e.samples]
-        sample = SamplePlan.of(sampled, len(sampled))
+        # Every token of a request that is being prefilled has arrived.
+        asked = [(e.request.params, len(e.request.outputs)) for e in entries if e.samples]
+        sample = SamplePlan.of(asked, len(asked))
         self.stopwatch.lap("plan_sampler")
         return StepPlan(
             "prefill",
             len(rows),
             requests,
             starts,
-            [entry.samples for entry in entries],
+            samples,
             inputs,
             inputs.pack(),
             self._modes["prefill"],
             sample,
-            Advance(rows, counts, self._grows["prefill"]),
+            Advance(rows, counts, self._grows["prefill"], rows[sampled]),
             int(counts.max()),
             begins,
             reads=self._reads("prefill", requests, rows, len(rows)),
         )
 
-    def _make_group(self, requests: list[Request]) -> _Group:
-        rows = np.fromiter((request.row for request in requests), np.int64, len(requests))
-        slots = np.full(self.bucket_of(len(requests)), NULL_SLOT, np.int32)
-        slots[: len(rows)] = rows
-        counted = any(request.params.features & Feature.MIN_TOKENS for request in requests)
-        sample = None if counted else self._sample(requests, len(slots))
-        reads = self._reads("decode", requests, rows, len(slots))
-        return _Group(requests, rows, np.ones(len(rows), np.int32), slots, sample, reads)
-
-    def _sample(self, requests: Sequence[Request], bucket: int) -> SamplePlan:
-        return SamplePlan.of([(request.params, request.planned) for request in requests], bucket)
-
-    def row_freed(self) -> None:
-        """A request gave up its row: it may come back with another."""
-        self._group = None
+    def _sample(self, group: Group) -> SamplePlan:
+        indices = self.mirror.outputs[group.rows].tolist()
+        return SamplePlan.of(
+            [(request.params, index) for request, index in zip(group.requests, indices, strict=True)], len(group.slots)
+        )
 
     def commit(self, plan: StepPlan) -> None:
-        """The step will run next: moves the mirror."""
+        """The step will run, after those of its walk that were committed before: moves the mirror."""
         self._steps += 1
         plan.number = self._steps
-        # Slots alternate within a walk: an iteration has a step of each, and two iterations may be on the device.
+        # Slots alternate within a walk: each walk has its own, and its own steps under way.
         self._of_walk[plan.walk] += 1
         plan.graph_slot = self._of_walk[plan.walk] % GRAPH_SLOTS
-        for request, key, page in plan.appended:
-            assert request.held is not None
-            request.held.pages[key].append(page)
-            self.mirror.add_pages(request.row, key, 1)
-        self.mirror.commit(plan.advance)
+        for key, indices, pages in plan.appended:
+            for index, page in zip(indices.tolist(), pages, strict=True):
+                held = plan.requests[index].held
+                assert held is not None
+                held.pages[key].append(page)
+            self.mirror.add_pages(plan.advance.rows[indices], key)
+        plan.positions = self.mirror.commit(plan.advance)
 
     def drop(self, plan: StepPlan) -> None:
         """The prepared step will not run: its pages go back, nothing else has moved."""
-        for _, key, page in plan.appended:
-            self.pools[key].give([page])
+        self._give_back(plan.appended)
 
-    def _append_pages(self, requests: Sequence[Request], rows: np.ndarray) -> list[tuple[Request, str, int]] | None:
-        appended: list[tuple[Request, str, int]] = []
+    def _give_back(self, appended: list[Appended]) -> None:
+        for key, _, pages in reversed(appended):
+            self.pools[key].give(pages)
+
+    def _append_pages(self, rows: np.ndarray) -> list[Appended] | None:
+        appended: list[Appended] = []
+        mirror = self.mirror
         for key in self._grows["decode"]:
-            mirror = self.mirror
             short = mirror.lengths[key][rows] >= mirror.pages[key][rows] * mirror.page_size[key]
-            if not short.any():
+            indices = short.nonzero()[0]
+            if not len(indices):
                 continue
-            indices = np.flatnonzero(short)
             pages = self.pools[key].take(len(indices))
             if pages is None:
-                for _, other, page in appended:
-                    self.pools[other].give([page])
+                self._give_back(appended)
                 return None
-            appended += [(requests[index], key, page) for index, page in zip(indices.tolist(), pages, strict=True)]
+            appended.append((key, indices, pages))
         return appended
 
     def _put_writes(self, inputs: StepInputs, writes: RowWrites) -> None:
@@ -374,12 +329,12 @@ class Planner:
         head[STATE_SLOTS : STATE_SLOTS + len(state)] = state
         writes.put(ROW_TABLE, held.row, 0, np.concatenate([head, request.params.packed]))
 
-    def _rewrite_row(self, writes: RowWrites, request: Request, appended: list[tuple[Request, str, int]]) -> None:
+    def _rewrite_row(self, writes: RowWrites, request: Request, appended: Mapping[str, int]) -> None:
         """Without residency: what the host knows of the row, again. Last token and output count are the device's."""
         held = request.held
         assert held is not None
         for key in self.pools:
-            pages = held.pages[key] + [page for owner, pool, page in appended if owner is request and pool == key]
+            pages = held.pages[key] + ([appended[key]] if key in appended else [])
             length = int(self.mirror.lengths[key][held.row])
             writes.put(kv_table(key), held.row, 0, [length] + [0] * (PAGES - 1) + pages)
         head = np.zeros(self.layout.sampler_column - STATE_SLOTS, np.int32)
@@ -401,32 +356,34 @@ class Planner:
         rows: np.ndarray,
         counts: np.ndarray,
         bucket: int,
-        appended: list[tuple[Request, str, int]],
+        appended: list[Appended],
     ) -> None:
         """The host's page arrays of written pools that need them: see ``kernels/page_gather.py`` for their meaning."""
         for key, mode in self._modes[walk].items():
             if mode is PlanMode.HOST_PLAN_FREE or not self.walks[walk].streams[key]:
                 continue
             lengths = self._lengths(key, rows, counts if key in self._grows[walk] else 0, bucket)
+            size = self.mirror.page_size[key]
             if mode is PlanMode.LENGTHS_ONLY:
-                inputs.put(f"indptr:{key}", _prefix_sum(-(-lengths // self.mirror.page_size[key])))
+                inputs.put(f"indptr:{key}", prefix_sum(-(-lengths // size)))
                 continue
-            extra: dict[int, list[int]] = {}
-            for request, pool, page in appended:
-                if pool == key:
-                    extra.setdefault(request.row, []).append(page)
-            lists = self._page_lists(key, requests, lengths, extra)
+            owned = []
+            for index, request in enumerate(requests):
+                assert request.held is not None
+                extra = _pages_of(index, appended)
+                owned.append(request.held.pages[key] + ([extra[key]] if key in extra else []))
+            lists = PageLists.of(owned, lengths, size)
             inputs.put(f"indptr:{key}", lists.indptr)
             inputs.put(f"indices:{key}", lists.indices)
             inputs.put(f"last_page_len:{key}", lists.last_page_len)
 
     def _reads(self, walk: str, requests: Sequence[Request], rows: np.ndarray, bucket: int) -> dict[str, PageLists]:
         """Pools that the walk only reads, which the host always plans in full."""
-        return {
-            key: self._page_lists(key, requests, self._lengths(key, rows, 0, bucket), {})
-            for key, span in self.walks[walk].streams.items()
-            if not span
-        }
+        reads = {}
+        for key in (key for key, span in self.walks[walk].streams.items() if not span):
+            owned = [request.held.pages[key] for request in requests if request.held is not None]
+            reads[key] = PageLists.of(owned, self._lengths(key, rows, 0, bucket), self.mirror.page_size[key])
+        return reads
 
     def _lengths(self, key: str, rows: np.ndarray, counts: np.ndarray | int, bucket: int) -> np.ndarray:
         """Lengths int32 ``[bucket]`` that the step sees in the pool; padding rows have 1."""
@@ -434,22 +391,12 @@ class Planner:
         lengths[: len(rows)] = np.maximum(self.mirror.step_lengths(key, rows, counts), 1)
         return lengths
 
-    def _page_lists(
-        self, key: str, requests: Sequence[Request], lengths: np.ndarray, extra: Mapping[int, list[int]]
-    ) -> PageLists:
-        """``extra``: pages by row that the plan appends."""
-        size = self.mirror.page_size[key]
-        page_counts = -(-lengths // size)
-        indices: list[int] = []
-        for request, count in zip(requests, page_counts, strict=False):
-            assert request.held is not None
-            pages = request.held.pages[key] + extra.get(request.row, [])
-            indices += pages[:count] or [SINK_PAGE]
-        indices += [SINK_PAGE] * (len(lengths) - len(requests))
-        return PageLists(_prefix_sum(page_counts), np.asarray(indices, np.int32), (lengths - 1) % size + 1)
 
-
-def _prefix_sum(counts: np.ndarray) -> np.ndarray:
-    total = np.zeros(len(counts) + 1, np.int32)
-    np.cumsum(counts, out=total[1:])
-    return total
+def _pages_of(index: int, appended: list[Appended]) -> dict[str, int]:
+    """The pages by pool that a step appends to the request at ``index``."""
+    found = {}
+    for key, indices, pages in appended:
+        place = int(np.searchsorted(indices, index))
+        if place < len(indices) and indices[place] == index:
+            found[key] = pages[place]
+    return found
