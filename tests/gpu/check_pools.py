@@ -52,7 +52,7 @@ def serve(encoded: bool = False, resident: bool = True, mode: PlanMode = PlanMod
         torch.bfloat16,
         PoolConfig(PAGE, 8192),
         SchedulerConfig(ROWS, 2048, 128),
-        EngineConfig(False, resident),
+        EngineConfig(True, resident),
         mode=mode,
     )
     for pool in _memory(served):
@@ -126,8 +126,9 @@ def test_graphs_give_the_dense_models_tokens() -> None:
     for encoded in (False, True):
         for name, options in MODES.items():
             served = serve(encoded, **options)
-            outputs = generate(served, prompts, 40, overlap=False)
-            _assert_greedy(served, prompts, outputs, name)
+            for overlap in (False, True):
+                outputs = generate(served, prompts, 40, overlap=overlap)
+                _assert_greedy(served, prompts, outputs, f"{name}, overlap {overlap}")
 
 
 def test_a_context_is_as_long_as_ever_after_a_thousand_steps() -> None:

@@ -210,6 +210,29 @@ def test_a_slot_that_served_other_rows_is_planned_again():
         assert runner.read_plans == before + (number not in (2, 9))
 
 
+def _lists(plan) -> list:
+    read = plan.reads["context"]
+    return [array.tolist() for array in (plan.buffer, read.indptr, read.indices, read.last_page_len)]
+
+
+@pytest.mark.parametrize("mode", [PlanMode.LENGTHS_ONLY, PlanMode.FULL])
+def test_promoted_and_dropped_plans_of_two_pools_equal_plans_made_in_time(mode):
+    promoting, dropping, plain = (_begin(serve("eager", mode=mode), 3) for _ in range(3))
+    for _ in range(9):
+        prepared = promoting.preplan_decode()
+        plans = [promoting.plan_decode(prepared)]
+        assert plans[0] is prepared
+        dropping.planner.drop(dropping.preplan_decode())
+        plans += [dropping.plan_decode(), plain.plan_decode()]
+        assert _lists(plans[0]) == _lists(plans[1]) == _lists(plans[2])
+        for scheduler, plan in zip((promoting, dropping, plain), plans, strict=True):
+            scheduler.commit(plan)
+            scheduler.complete(plan)
+        for key in ("self", "context"):
+            mirrors = [scheduler.mirror.lengths[key].tolist() for scheduler in (promoting, dropping, plain)]
+            assert mirrors[0] == mirrors[1] == mirrors[2]
+
+
 def test_a_rewritten_row_is_one_copy_a_pool():
     served = serve("eager", resident=False)
     scheduler = _begin(served, 3)
