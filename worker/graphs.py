@@ -150,6 +150,8 @@ class GraphRunner:
         self.model = model
         self.tables = tables
         self.sampler = sampler
+        self.attention = attention
+        self.state = state
         self.stopwatch = Stopwatch()
         #: host plans made for pools that a walk only reads: one for each graph slot when its rows change
         self.read_plans = 0
@@ -257,7 +259,7 @@ class GraphRunner:
             self.sampler.begin(row)
         if not step.fill(plan):
             self._write_rows(plan)
-        if plan.needs_host_plan:
+        if step.host_plans:
             self.stopwatch.lap("device_work")
             self._plan_on_host(step, plan)
             self.stopwatch.lap("plan_attention")

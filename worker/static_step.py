@@ -108,6 +108,8 @@ class StaticStep:
         self._grown = inputs
         self._nobody = torch.zeros(mailbox.rows, dtype=torch.bool, device=mailbox.delivered.device)
         self._contexts = {spec.key: spec.context for spec in around.model.kv_pools}
+        #: some pool leaves something to the host
+        self.host_plans = any(self.mode(key) is not PlanMode.HOST_PLAN_FREE for key in attention)
         for key, given in inputs.items():
             attention[key].write_at = given.write_at
 

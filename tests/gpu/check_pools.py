@@ -55,8 +55,8 @@ def serve(encoded: bool = False, resident: bool = True, mode: PlanMode = PlanMod
         EngineConfig(True, resident),
         mode=mode,
     )
-    for pool in _memory(served):
-        for cache in pool:
+    for pool in served.runner.attention.values():
+        for cache in (pool.keys, pool.values):
             cache[:, SINK_PAGE] = float("nan")
     if encoded:
         _encode_on_admission(served)
@@ -64,21 +64,16 @@ def serve(encoded: bool = False, resident: bool = True, mode: PlanMode = PlanMod
     return served
 
 
-def _memory(served: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    bound = next(iter(served.runner._steps.values())).attention
-    return [(bound[key]._pool.keys, bound[key]._pool.values) for key in ("context", "self")]
-
-
 def _encode_on_admission(served: Any) -> None:
     """In place of a walk before prefill: the context is in its pages when the row begins."""
-    scheduler, (keys, values) = served.scheduler, _memory(served)[0]
+    scheduler, pool = served.scheduler, served.runner.attention["context"]
     admit = scheduler._admit
 
     def admit_and_encode(request: Request) -> bool:
         admitted: bool = admit(request)
         if admitted:
             assert request.held is not None
-            encode(served.model, int(request.prompt[0]), keys[0], values[0], request.held.pages["context"])
+            encode(served.model, int(request.prompt[0]), pool.keys[0], pool.values[0], request.held.pages["context"])
             torch.cuda.synchronize()
         return admitted
 
@@ -179,7 +174,10 @@ def test_the_device_holds_what_the_host_would_plan() -> None:
         for request, key, page in plan.appended:
             held[key][plan.requests.index(request)].append(page)
         bound = runner._steps["decode", plan.bucket, plan.graph_slot].attention
-        lengths = {"self": plan.starts + 1, "context": np.full(len(rows), POSITIONS)}
+        lengths = {
+            "self": np.asarray([entry.start + 1 for entry in plan.entries]),
+            "context": np.full(len(rows), POSITIONS),
+        }
         for key, step in bound.items():
             counts = (-(-lengths[key] // PAGE)).tolist()
             padding = plan.bucket - len(rows)

@@ -68,6 +68,7 @@ class Pool:
     def __init__(self, reference: PagedAttention) -> None:
         self.reference = reference
         self.page_size = reference.page_size
+        self.keys, self.values = reference.keys, reference.values
 
     def decode_step(self, rows: int, workspace: object) -> Step:
         return Step(self, rows, rows, causal=False)

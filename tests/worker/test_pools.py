@@ -43,17 +43,9 @@ def serve(runner: str, encoded: bool = False, **options):
     return served
 
 
-def _memory(served, key: str):
-    """The keys and values of a pool, whichever runner uses them."""
-    runner = served.runner
-    if hasattr(runner, "attention"):
-        return runner.attention[key]
-    return next(iter(runner._steps.values())).attention[key]._pool.reference
-
-
 def _encode_on_admission(served) -> None:
     """In place of a walk before prefill: the context is in its pages when the row begins."""
-    scheduler, pool = served.scheduler, _memory(served, "context")
+    scheduler, pool = served.scheduler, served.runner.attention["context"]
     admit = scheduler._admit
 
     def admit_and_encode(request) -> bool:
@@ -291,7 +283,7 @@ def test_padding_reads_a_poisoned_sink_and_leaves_live_rows_unchanged(poison):
     for runner in RUNNERS:
         served = serve(runner, **{"buckets": [8]} if runner == "eager" else {})
         for key in ("context", "self"):
-            pool = _memory(served, key)
+            pool = served.runner.attention[key]
             pool.keys[:, SINK_PAGE] = poison
             pool.values[:, SINK_PAGE] = poison
         for count in (1, 3, 7):

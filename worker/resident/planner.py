@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from denizen.worker.resident.ledger import Ledger
     from denizen.worker.resident.mirror import Mirror
     from denizen.worker.resident.tables import TableLayout
+    from denizen.worker.sampling.params import SamplingParams
 
 #: Graph slots of a walk's bucket, and so the steps of a walk that may be under way: step N+1 waits in one while N runs
 #: from the other.
@@ -64,17 +65,16 @@ class Entry:
 
 #: Pages that a decode step appends in one pool: its key, places of the requests int64 ``[n]``, and a page for each.
 Appended = tuple[str, np.ndarray, list[int]]
-_NONE = np.empty(0, np.int32)
 
 
-@dataclass
+@dataclass(slots=True)
 class StepPlan:
     """A prepared step. What stands after ``all_logits`` is given when it is committed."""
 
     walk: str
     bucket: int
     requests: list[Request]
-    starts: np.ndarray  #: int32 [n], position of each request's first token in the step
+    starts: np.ndarray | None  #: int32 [n], position of each request's first token in the step; None: the group's
     samples: list[bool] | None  #: whose last token is followed by a sampled one; None = all
     inputs: StepInputs
     buffer: np.ndarray
@@ -82,29 +82,36 @@ class StepPlan:
     sample: SamplePlan
     advance: Advance
     max_seqlen: int
-    begins: list[SamplerRow] = field(default_factory=list)
-    appended: list[Appended] = field(default_factory=list)
+    begins: Sequence[SamplerRow] = ()
+    appended: Sequence[Appended] = ()
     group: Group | None = None  #: of a decode step
+    turn: int = 0  #: and which of its steps this is, from 0
     reads: Mapping[str, PageLists] = field(default_factory=dict)  #: by key of the pools that the walk only reads
     all_logits: bool = False  #: logits of every token, for scoring
     number: int = 0
     graph_slot: int = 0
-    positions: np.ndarray = field(default_factory=lambda: _NONE)
-    #: int32 [m], index of the output token that each request of ``sampling`` gets
+    first: np.ndarray | None = None  #: of a prefill step: its ``positions``
     ends: Sequence[int] = ()  #: places in ``sampling`` of requests whose last token, by ``max_tokens``, this step gives
-
-    @property
-    def needs_host_plan(self) -> bool:
-        """Whether any of its pools leaves something to the host."""
-        return any(mode is not PlanMode.HOST_PLAN_FREE for mode in self.modes.values())
 
     @property
     def entries(self) -> list[Entry]:
         """Each request's part. Made when asked for: the steady step does not need it."""
         samples = self.samples or [True] * len(self.requests)
         advance = self.advance
-        columns = (self.requests, advance.rows.tolist(), self.starts.tolist(), advance.counts.tolist(), samples)
+        starts = self.starts
+        if starts is None:
+            assert self.group is not None
+            starts = self.group.lengths + self.turn
+        columns = (self.requests, advance.rows.tolist(), starts.tolist(), advance.counts.tolist(), samples)
         return [Entry(*parts) for parts in zip(*columns, strict=True)]
+
+    @property
+    def positions(self) -> np.ndarray:
+        """int32 [m], index of the output token that each request of ``sampling`` gets. Known once it is committed."""
+        if self.group is not None:
+            return self.group.first + self.turn
+        assert self.first is not None
+        return self.first
 
     @property
     def sampling(self) -> list[Request]:
@@ -139,6 +146,8 @@ class Planner:
         self._of_walk = dict.fromkeys(walks, 0)
         self._grows = {name: walk.grows for name, walk in walks.items()}
         self._modes = {name: self._walk_modes(walk, mode) for name, walk in walks.items()}
+        #: A decode step needs nothing from the host but its slots, the pages that it appends, and lists of its group's.
+        self._free = resident and mode is PlanMode.HOST_PLAN_FREE
 
     def _walk_modes(self, walk: Walk, mode: PlanMode) -> dict[str, PlanMode]:
         if not self.resident:
@@ -163,52 +172,59 @@ class Planner:
         """The requests of ``rows`` (int64, rising), to decode together."""
         slots = np.full(self.bucket_of(len(rows)), NULL_SLOT, np.int32)
         slots[: len(rows)] = rows
-        features = int(np.bitwise_or.reduce(ledger.features[rows]))
-        group = Group.form(ledger, rows, slots)
+        group = Group.form(ledger, self.mirror, rows, slots, self.walks["decode"])
         group.reads = self._reads("decode", group.requests, rows, len(slots))
-        if not features & Feature.MIN_TOKENS:
+        if not (group.features & Feature.MIN_TOKENS).any():
             group.sample = self._sample(group)
         return group
 
     def prepare_decode(self, group: Group) -> StepPlan | None:
         """One token for every row of the group; None if the pages that it needs are not there (none are taken then)."""
         self.stopwatch.lap("plan_rest")
-        requests, rows = group.requests, group.rows
-        appended = self._append_pages(rows)
+        appended = self._append_pages(group)
         if appended is None:
             return None
-        writes = RowWrites(self.layout)
-        if not self.resident:
-            for index, request in enumerate(requests):
-                self._rewrite_row(writes, request, _pages_of(index, appended))
-        else:
-            for key, indices, pages in appended:
-                where = rows[indices]
-                writes.put_words(kv_table(key), where, PAGES + self.mirror.pages[key][where], pages)
-        inputs = StepInputs()
-        inputs.put("slots", group.slots)
-        self._put_writes(inputs, writes)
-        self._put_pages("decode", inputs, requests, rows, group.ones, len(group.slots), appended)
-        starts = self.mirror.lengths[self.walks["decode"].positions][rows]
+        inputs, buffer = group.inputs, group.buffer
+        if appended or not self._free:
+            inputs = self._decode_inputs(group, appended)
+            buffer = inputs.pack()
         self.stopwatch.lap("plan_kv")
         sample = group.sample or self._sample(group)
         self.stopwatch.lap("plan_sampler")
         return StepPlan(
             "decode",
             len(group.slots),
-            requests,
-            starts,
+            group.requests,
+            None,
             None,
             inputs,
-            inputs.pack(),
+            buffer,
             self._modes["decode"],
             sample,
-            Advance(rows, group.ones, self._grows["decode"], rows),
+            group.advance,
             1,
             appended=appended,
             group=group,
+            turn=group.turn,
             reads=group.reads,
         )
+
+    def _decode_inputs(self, group: Group, appended: Sequence[Appended]) -> StepInputs:
+        writes = RowWrites(self.layout)
+        if not self.resident:
+            for index, request in enumerate(group.requests):
+                self._rewrite_row(writes, request, _pages_of(index, appended))
+        else:
+            for key, places, pages in appended:
+                where = group.rows[places]
+                writes.put_words(kv_table(key), where, PAGES + self.mirror.pages[key][where], pages)
+        inputs = StepInputs()
+        inputs.put("slots", group.slots)
+        self._put_writes(inputs, writes)
+        if not self._free:
+            counts, bucket = group.advance.counts, len(group.slots)
+            self._put_pages("decode", inputs, group.requests, group.rows, counts, bucket, appended)
+        return inputs
 
     def prepare_prefill(self, chunks: Sequence[tuple[Request, int]]) -> StepPlan:
         """The next ``count`` tokens of every request; the rows of requests that begin are written."""
@@ -245,7 +261,8 @@ class Planner:
         self.stopwatch.lap("plan_kv")
         # Every token of a request that is being prefilled has arrived.
         asked = [(e.request.params, len(e.request.outputs)) for e in entries if e.samples]
-        sample = SamplePlan.of(asked, len(asked))
+        bits = np.fromiter((params.features for params, _ in asked), np.int32, len(asked))
+        sample = SamplePlan.of(bits, len(asked), lambda: asked)
         self.stopwatch.lap("plan_sampler")
         return StepPlan(
             "prefill",
@@ -264,10 +281,11 @@ class Planner:
         )
 
     def _sample(self, group: Group) -> SamplePlan:
-        indices = self.mirror.outputs[group.rows].tolist()
-        return SamplePlan.of(
-            [(request.params, index) for request, index in zip(group.requests, indices, strict=True)], len(group.slots)
-        )
+        def rows() -> list[tuple[SamplingParams, int]]:
+            indices = (group.first + group.turn).tolist()
+            return [(request.params, index) for request, index in zip(group.requests, indices, strict=True)]
+
+        return SamplePlan.of(group.features, len(group.slots), rows)
 
     def commit(self, plan: StepPlan) -> None:
         """The step will run, after those of its walk that were committed before: moves the mirror."""
@@ -276,35 +294,43 @@ class Planner:
         # Slots alternate within a walk: each walk has its own, and its own steps under way.
         self._of_walk[plan.walk] += 1
         plan.graph_slot = self._of_walk[plan.walk] % GRAPH_SLOTS
-        for key, indices, pages in plan.appended:
-            for index, page in zip(indices.tolist(), pages, strict=True):
-                held = plan.requests[index].held
+        for key, places, pages in plan.appended:
+            for place, page in zip(places.tolist(), pages, strict=True):
+                held = plan.requests[place].held
                 assert held is not None
-                held.pages[key].append(page)
-            self.mirror.add_pages(plan.advance.rows[indices], key)
-        plan.positions = self.mirror.commit(plan.advance)
+                own = held.pages[key]
+                own.append(page)
+                if len(own) > self.layout.max_pages[key]:
+                    raise AssertionError(f"request {plan.requests[place].id} outgrew its row of pool '{key}'")
+            self.mirror.add_pages(plan.advance.rows[places], key)
+        if plan.group is None:
+            plan.first = self.mirror.outputs[plan.advance.sampled]
+        else:
+            assert plan.turn == plan.group.turn
+            plan.group.turn += 1
+        self.mirror.commit(plan.advance)
 
     def drop(self, plan: StepPlan) -> None:
         """The prepared step will not run: its pages go back, nothing else has moved."""
         self._give_back(plan.appended)
 
-    def _give_back(self, appended: list[Appended]) -> None:
+    def _give_back(self, appended: Sequence[Appended]) -> None:
         for key, _, pages in reversed(appended):
             self.pools[key].give(pages)
 
-    def _append_pages(self, rows: np.ndarray) -> list[Appended] | None:
+    def _append_pages(self, group: Group) -> list[Appended] | None:
         appended: list[Appended] = []
-        mirror = self.mirror
-        for key in self._grows["decode"]:
-            short = mirror.lengths[key][rows] >= mirror.pages[key][rows] * mirror.page_size[key]
-            indices = short.nonzero()[0]
-            if not len(indices):
+        turn = group.turn
+        for key, rest in group.rest.items():
+            places = (rest == turn % self.mirror.page_size[key]).nonzero()[0]
+            places = places[group.due[key][places] <= turn] if len(places) else places
+            if not len(places):
                 continue
-            pages = self.pools[key].take(len(indices))
+            pages = self.pools[key].take(len(places))
             if pages is None:
                 self._give_back(appended)
                 return None
-            appended.append((key, indices, pages))
+            appended.append((key, places, pages))
         return appended
 
     def _put_writes(self, inputs: StepInputs, writes: RowWrites) -> None:
@@ -356,7 +382,7 @@ class Planner:
         rows: np.ndarray,
         counts: np.ndarray,
         bucket: int,
-        appended: list[Appended],
+        appended: Sequence[Appended],
     ) -> None:
         """The host's page arrays of written pools that need them: see ``kernels/page_gather.py`` for their meaning."""
         for key, mode in self._modes[walk].items():
@@ -392,7 +418,7 @@ class Planner:
         return lengths
 
 
-def _pages_of(index: int, appended: list[Appended]) -> dict[str, int]:
+def _pages_of(index: int, appended: Sequence[Appended]) -> dict[str, int]:
     """The pages by pool that a step appends to the request at ``index``."""
     found = {}
     for key, indices, pages in appended:
