@@ -67,7 +67,6 @@ class Scheduler:
         self.preemptions = 0
         self.ledger = Ledger(rows.slots)
         self._group: Group | None = None  #: every row that decodes; None: to be formed again
-        self._steps_left = 0  #: decode steps until the first of them needs no more
         self._unfinished = 0  #: running requests whose prompts are not computed to the end
         self._arrivals = 0
         self._leaving: dict[Request, Holdings] = {}  #: free once no step in flight holds the row (E5)
@@ -116,9 +115,7 @@ class Scheduler:
     def _decoding(self) -> Group:
         """The rows that decode. The group is kept until a row leaves or joins."""
         if self._group is None:
-            rows = self.ledger.decodes.nonzero()[0]
-            self._group = self.planner.group(self.ledger, rows)
-            self._steps_left = int((self.ledger.limit[rows] - self.mirror.outputs[rows]).min()) if len(rows) else 0
+            self._group = self.planner.group(self.ledger, self.ledger.decodes.nonzero()[0])
         return self._group
 
     def preplan_decode(self) -> StepPlan | None:
@@ -188,18 +185,17 @@ class Scheduler:
     def commit(self, plan: StepPlan) -> None:
         """The step is about to be queued on the device."""
         self.planner.commit(plan)
-        self.ledger.in_flight[plan.advance.rows] += 1
-        if plan.walk == "prefill":
+        self.ledger.committed(plan)
+        group = plan.group
+        if group is None:
             for request, count in zip(plan.requests, plan.advance.counts.tolist(), strict=True):
                 request.computed += count
                 self._unfinished -= request.computed == request.prefill
             self._find_ends(plan)
-        elif plan.group is self._group:
-            self._steps_left -= 1
-            if not self._steps_left:
-                self._find_ends(plan)
-        else:  # some of the group's rows alone
+            return
+        if group.turn >= group.turns:
             self._find_ends(plan)
+        if group is not self._group:  # some rows of it alone
             self._group = None
 
     def _find_ends(self, plan: StepPlan) -> None:
@@ -207,13 +203,12 @@ class Scheduler:
         sampled = plan.advance.sampled
         last = plan.positions + 1 >= self.ledger.limit[sampled]
         plan.ends = last.nonzero()[0].tolist()
-        if plan.ends and plan.walk == "decode":
+        if plan.ends and plan.group is not None:
             self._set_decodes(sampled[plan.ends], False)
 
     def complete(self, plan: StepPlan) -> None:
         """The step has completed on the device: prompts at their end decode, and what only waited for it is freed."""
-        rows = plan.advance.rows
-        self.ledger.in_flight[rows] -= 1
+        self.ledger.completed(plan)
         if plan.walk == "prefill":
             ends = {plan.sampling[index] for index in plan.ends}
             ready = [r.row for r in plan.sampling if r.phase is Phase.RUNNING and r not in ends]
@@ -246,7 +241,7 @@ class Scheduler:
         last = len(request.prompt) + request.max_tokens - 1
         for pool in self.kv.values():
             # One position for the first decode step too, unless the request ends before it.
-            if pool.pages_for(min(request.length + 1, last)) + spare > pool.free:
+            if pool.pages_for(min(request.length + 1, last)) + (0 if pool.context else spare) > pool.free:
                 return False
         pages = {}
         for key, pool in self.kv.items():
@@ -260,8 +255,8 @@ class Scheduler:
             slot = slots.take()
             assert slot is not None
             state[key] = slot
-        for key in self.kv:
-            self.mirror.set_row(row, key, 0, len(pages[key]))
+        for key, pool in self.kv.items():
+            self.mirror.set_row(row, key, pool.context, len(pages[key]))
         self.mirror.outputs[row] = len(request.outputs)
         self.ledger.open(row, request)
         request.begin(Holdings(row, pages, state))

@@ -8,7 +8,7 @@ from denizen.worker.teacher import teacher_forced
 from tests.soak.driver import Soak
 from tests.soak.load import ABORTS
 from tests.worker.peer import assert_empty
-from tests.worker.test_graph_runner import serve_static
+from tests.worker.static_steps import serve_static
 from tests.worker.toy import serve_toy
 
 BOUND = 2e-3

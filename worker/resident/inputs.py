@@ -18,13 +18,13 @@ class StepInputs:
         self._size = 0
 
     def put(self, name: str, values: np.ndarray) -> None:
-        flat = values.reshape(-1)
-        self.sections[name] = (self._size, self._size + len(flat), values.shape)
-        self._parts.append(flat)
-        self._size += len(flat)
-        if padding := -self._size % _ALIGN:
+        begin = self._size
+        end = begin + values.size
+        self.sections[name] = (begin, end, values.shape)
+        self._parts.append(values.ravel())
+        if padding := -end % _ALIGN:
             self._parts.append(_PADDING[:padding])
-            self._size += padding
+        self._size = end + padding
 
     def section(self, buffer: np.ndarray, name: str) -> np.ndarray | None:
         """The flat section ``name`` of a packed buffer; None if there is none."""

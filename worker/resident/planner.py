@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from denizen.worker.phases import Stopwatch
-from denizen.worker.pools.kv import SINK_PAGE
 from denizen.worker.pools.state import NULL_SLOT
 from denizen.worker.resident.inputs import StepInputs
 from denizen.worker.resident.ledger import Group
 from denizen.worker.resident.mirror import Advance
+from denizen.worker.resident.page_lists import PageLists, prefix_sum
 from denizen.worker.resident.tables import OUTPUT_COUNT, PAGES, ROW_TABLE, STATE_SLOTS, kv_table
 from denizen.worker.resident.writes import RowWrites
 from denizen.worker.sampling.params import Feature
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from denizen.worker.resident.ledger import Ledger
     from denizen.worker.resident.mirror import Mirror
     from denizen.worker.resident.tables import TableLayout
+    from denizen.worker.sampling.params import SamplingParams
 
 #: Graph slots of a walk's bucket, and so the steps of a walk that may be under way: step N+1 waits in one while N runs
 #: from the other.
@@ -45,6 +46,10 @@ class PlanMode(Enum):
     HOST_PLAN_FREE = "host_plan_free"  #: nothing: the step gathers its own page arrays
     LENGTHS_ONLY = "lengths_only"  #: the prefix sum of page counts, from the mirror
     FULL = "full"  #: the page arrays themselves
+
+    def of_span(self, span: int) -> PlanMode:
+        """The mode of a pool with this span: one that is only read keeps its full plan, also beside one that is not."""
+        return self if span else PlanMode.FULL
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +65,16 @@ class Entry:
 
 #: Pages that a decode step appends in one pool: its key, places of the requests int64 ``[n]``, and a page for each.
 Appended = tuple[str, np.ndarray, list[int]]
-_NONE = np.empty(0, np.int32)
 
 
-@dataclass
+@dataclass(slots=True)
 class StepPlan:
     """A prepared step. What stands after ``all_logits`` is given when it is committed."""
 
     walk: str
     bucket: int
     requests: list[Request]
-    starts: np.ndarray  #: int32 [n], position of each request's first token in the step
+    starts: np.ndarray | None  #: int32 [n], position of each request's first token in the step; None: the group's
     samples: list[bool] | None  #: whose last token is followed by a sampled one; None = all
     inputs: StepInputs
     buffer: np.ndarray
@@ -78,14 +82,15 @@ class StepPlan:
     sample: SamplePlan
     advance: Advance
     max_seqlen: int
-    begins: list[SamplerRow] = field(default_factory=list)
-    appended: list[Appended] = field(default_factory=list)
+    begins: Sequence[SamplerRow] = ()
+    appended: Sequence[Appended] = ()
     group: Group | None = None  #: of a decode step
+    turn: int = 0  #: and which of its steps this is, from 0
+    reads: Mapping[str, PageLists] = field(default_factory=dict)  #: by key of the pools that the walk only reads
     all_logits: bool = False  #: logits of every token, for scoring
     number: int = 0
     graph_slot: int = 0
-    positions: np.ndarray = field(default_factory=lambda: _NONE)
-    #: int32 [m], index of the output token that each request of ``sampling`` gets
+    first: np.ndarray | None = None  #: of a prefill step: its ``positions``
     ends: Sequence[int] = ()  #: places in ``sampling`` of requests whose last token, by ``max_tokens``, this step gives
 
     @property
@@ -93,8 +98,20 @@ class StepPlan:
         """Each request's part. Made when asked for: the steady step does not need it."""
         samples = self.samples or [True] * len(self.requests)
         advance = self.advance
-        columns = (self.requests, advance.rows.tolist(), self.starts.tolist(), advance.counts.tolist(), samples)
+        starts = self.starts
+        if starts is None:
+            assert self.group is not None
+            starts = self.group.lengths + self.turn
+        columns = (self.requests, advance.rows.tolist(), starts.tolist(), advance.counts.tolist(), samples)
         return [Entry(*parts) for parts in zip(*columns, strict=True)]
+
+    @property
+    def positions(self) -> np.ndarray:
+        """int32 [m], index of the output token that each request of ``sampling`` gets. Known once it is committed."""
+        if self.group is not None:
+            return self.group.first + self.turn
+        assert self.first is not None
+        return self.first
 
     @property
     def sampling(self) -> list[Request]:
@@ -127,14 +144,15 @@ class Planner:
         self.buckets = tuple(buckets)
         self._steps = 0
         self._of_walk = dict.fromkeys(walks, 0)
-        self._written = {name: tuple(key for key in pools if walk.streams.get(key)) for name, walk in walks.items()}
+        self._grows = {name: walk.grows for name, walk in walks.items()}
         self._modes = {name: self._walk_modes(walk, mode) for name, walk in walks.items()}
+        #: A decode step needs nothing from the host but its slots, the pages that it appends, and lists of its group's.
+        self._free = resident and mode is PlanMode.HOST_PLAN_FREE
 
     def _walk_modes(self, walk: Walk, mode: PlanMode) -> dict[str, PlanMode]:
-        """A read-only pool keeps its full host plan, also beside a lengths-only pool."""
         if not self.resident:
             mode = PlanMode.FULL
-        return {key: mode if walk.streams[key] else PlanMode.FULL for key in self.pools if key in walk.streams}
+        return {key: mode.of_span(walk.streams[key]) for key in self.pools if key in walk.streams}
 
     def bucket_of(self, rows: int) -> int:
         """The smallest bucket that holds ``rows``."""
@@ -145,7 +163,7 @@ class Planner:
         row = request.row
         mirror = self.mirror
         short = {}
-        for key in self._written[walk]:
+        for key in self._grows[walk]:
             if mirror.lengths[key][row] >= mirror.pages[key][row] * mirror.page_size[key]:
                 short[key] = 1
         return short
@@ -154,51 +172,59 @@ class Planner:
         """The requests of ``rows`` (int64, rising), to decode together."""
         slots = np.full(self.bucket_of(len(rows)), NULL_SLOT, np.int32)
         slots[: len(rows)] = rows
-        features = int(np.bitwise_or.reduce(ledger.features[rows]))
-        group = Group.form(ledger, rows, slots)
-        if not features & Feature.MIN_TOKENS:
+        group = Group.form(ledger, self.mirror, rows, slots, self.walks["decode"])
+        group.reads = self._reads("decode", group.requests, rows, len(slots))
+        if not (group.features & Feature.MIN_TOKENS).any():
             group.sample = self._sample(group)
         return group
 
     def prepare_decode(self, group: Group) -> StepPlan | None:
         """One token for every row of the group; None if the pages that it needs are not there (none are taken then)."""
         self.stopwatch.lap("plan_rest")
-        requests, rows = group.requests, group.rows
-        appended = self._append_pages(rows)
+        appended = self._append_pages(group)
         if appended is None:
             return None
-        writes = RowWrites(self.layout)
-        if not self.resident:
-            for index, request in enumerate(requests):
-                self._rewrite_row(writes, request, _pages_of(index, appended))
-        else:
-            for key, indices, pages in appended:
-                where = rows[indices]
-                writes.put_words(kv_table(key), where, PAGES + self.mirror.pages[key][where], pages)
-        inputs = StepInputs()
-        inputs.put("slots", group.slots)
-        self._put_writes(inputs, writes)
-        self._put_pages("decode", inputs, requests, rows, group.ones, len(group.slots), appended)
-        written = self._written["decode"]
-        starts = self.mirror.lengths[written[0]][rows]
+        inputs, buffer = group.inputs, group.buffer
+        if appended or not self._free:
+            inputs = self._decode_inputs(group, appended)
+            buffer = inputs.pack()
         self.stopwatch.lap("plan_kv")
         sample = group.sample or self._sample(group)
         self.stopwatch.lap("plan_sampler")
         return StepPlan(
             "decode",
             len(group.slots),
-            requests,
-            starts,
+            group.requests,
+            None,
             None,
             inputs,
-            inputs.pack(),
+            buffer,
             self._modes["decode"],
             sample,
-            Advance(rows, group.ones, written, rows),
+            group.advance,
             1,
             appended=appended,
             group=group,
+            turn=group.turn,
+            reads=group.reads,
         )
+
+    def _decode_inputs(self, group: Group, appended: Sequence[Appended]) -> StepInputs:
+        writes = RowWrites(self.layout)
+        if not self.resident:
+            for index, request in enumerate(group.requests):
+                self._rewrite_row(writes, request, _pages_of(index, appended))
+        else:
+            for key, places, pages in appended:
+                where = group.rows[places]
+                writes.put_words(kv_table(key), where, PAGES + self.mirror.pages[key][where], pages)
+        inputs = StepInputs()
+        inputs.put("slots", group.slots)
+        self._put_writes(inputs, writes)
+        if not self._free:
+            counts, bucket = group.advance.counts, len(group.slots)
+            self._put_pages("decode", inputs, group.requests, group.rows, counts, bucket, appended)
+        return inputs
 
     def prepare_prefill(self, chunks: Sequence[tuple[Request, int]]) -> StepPlan:
         """The next ``count`` tokens of every request; the rows of requests that begin are written."""
@@ -235,7 +261,8 @@ class Planner:
         self.stopwatch.lap("plan_kv")
         # Every token of a request that is being prefilled has arrived.
         asked = [(e.request.params, len(e.request.outputs)) for e in entries if e.samples]
-        sample = SamplePlan.of(asked, len(asked))
+        bits = np.fromiter((params.features for params, _ in asked), np.int32, len(asked))
+        sample = SamplePlan.of(bits, len(asked), lambda: asked)
         self.stopwatch.lap("plan_sampler")
         return StepPlan(
             "prefill",
@@ -247,16 +274,18 @@ class Planner:
             inputs.pack(),
             self._modes["prefill"],
             sample,
-            Advance(rows, counts, self._written["prefill"], rows[sampled]),
+            Advance(rows, counts, self._grows["prefill"], rows[sampled]),
             int(counts.max()),
             begins,
+            reads=self._reads("prefill", requests, rows, len(rows)),
         )
 
     def _sample(self, group: Group) -> SamplePlan:
-        indices = self.mirror.outputs[group.rows].tolist()
-        return SamplePlan.of(
-            [(request.params, index) for request, index in zip(group.requests, indices, strict=True)], len(group.slots)
-        )
+        def rows() -> list[tuple[SamplingParams, int]]:
+            indices = (group.first + group.turn).tolist()
+            return [(request.params, index) for request, index in zip(group.requests, indices, strict=True)]
+
+        return SamplePlan.of(group.features, len(group.slots), rows)
 
     def commit(self, plan: StepPlan) -> None:
         """The step will run, after those of its walk that were committed before: moves the mirror."""
@@ -265,35 +294,43 @@ class Planner:
         # Slots alternate within a walk: each walk has its own, and its own steps under way.
         self._of_walk[plan.walk] += 1
         plan.graph_slot = self._of_walk[plan.walk] % GRAPH_SLOTS
-        for key, indices, pages in plan.appended:
-            for index, page in zip(indices.tolist(), pages, strict=True):
-                held = plan.requests[index].held
+        for key, places, pages in plan.appended:
+            for place, page in zip(places.tolist(), pages, strict=True):
+                held = plan.requests[place].held
                 assert held is not None
-                held.pages[key].append(page)
-            self.mirror.add_pages(plan.advance.rows[indices], key)
-        plan.positions = self.mirror.commit(plan.advance)
+                own = held.pages[key]
+                own.append(page)
+                if len(own) > self.layout.max_pages[key]:
+                    raise AssertionError(f"request {plan.requests[place].id} outgrew its row of pool '{key}'")
+            self.mirror.add_pages(plan.advance.rows[places], key)
+        if plan.group is None:
+            plan.first = self.mirror.outputs[plan.advance.sampled]
+        else:
+            assert plan.turn == plan.group.turn
+            plan.group.turn += 1
+        self.mirror.commit(plan.advance)
 
     def drop(self, plan: StepPlan) -> None:
         """The prepared step will not run: its pages go back, nothing else has moved."""
         self._give_back(plan.appended)
 
-    def _give_back(self, appended: list[Appended]) -> None:
+    def _give_back(self, appended: Sequence[Appended]) -> None:
         for key, _, pages in reversed(appended):
             self.pools[key].give(pages)
 
-    def _append_pages(self, rows: np.ndarray) -> list[Appended] | None:
+    def _append_pages(self, group: Group) -> list[Appended] | None:
         appended: list[Appended] = []
-        mirror = self.mirror
-        for key in self._written["decode"]:
-            short = mirror.lengths[key][rows] >= mirror.pages[key][rows] * mirror.page_size[key]
-            indices = short.nonzero()[0]
-            if not len(indices):
+        turn = group.turn
+        for key, rest in group.rest.items():
+            places = (rest == turn % self.mirror.page_size[key]).nonzero()[0]
+            places = places[group.due[key][places] <= turn] if len(places) else places
+            if not len(places):
                 continue
-            pages = self.pools[key].take(len(indices))
+            pages = self.pools[key].take(len(places))
             if pages is None:
                 self._give_back(appended)
                 return None
-            appended.append((key, indices, pages))
+            appended.append((key, places, pages))
         return appended
 
     def _put_writes(self, inputs: StepInputs, writes: RowWrites) -> None:
@@ -303,11 +340,15 @@ class Planner:
             inputs.put("payload", payload)
 
     def _write_row(self, writes: RowWrites, request: Request) -> None:
-        """The whole row of a request that begins: one run a KV pool, and one for the rest."""
+        """The whole row of a request that begins: one run a KV pool, and one for the rest.
+
+        Its length is 0 where tokens are yet to come, and its context's where it holds one.
+        """
         held = request.held
         assert held is not None
         for key in self.pools:
-            writes.put(kv_table(key), held.row, 0, [0] * PAGES + held.pages[key])
+            length = int(self.mirror.lengths[key][held.row])
+            writes.put(kv_table(key), held.row, 0, [length] + [0] * (PAGES - 1) + held.pages[key])
         state = [held.state[key] for key in self.layout.state_pools]
         head = np.zeros(self.layout.sampler_column, np.int32)
         head[OUTPUT_COUNT] = len(request.outputs)
@@ -341,34 +382,43 @@ class Planner:
         rows: np.ndarray,
         counts: np.ndarray,
         bucket: int,
-        appended: list[Appended],
+        appended: Sequence[Appended],
     ) -> None:
-        """The host's page arrays of pools that need them: see ``kernels/page_gather.py`` for their meaning."""
+        """The host's page arrays of written pools that need them: see ``kernels/page_gather.py`` for their meaning."""
         for key, mode in self._modes[walk].items():
-            if mode is PlanMode.HOST_PLAN_FREE:
+            if mode is PlanMode.HOST_PLAN_FREE or not self.walks[walk].streams[key]:
                 continue
-            span = counts if self.walks[walk].streams[key] else 0
-            lengths = np.ones(bucket, np.int32)
-            lengths[: len(rows)] = np.maximum(self.mirror.step_lengths(key, rows, span), 1)
+            lengths = self._lengths(key, rows, counts if key in self._grows[walk] else 0, bucket)
             size = self.mirror.page_size[key]
-            page_counts = (lengths + size - 1) // size
-            indptr = np.zeros(bucket + 1, np.int32)
-            np.cumsum(page_counts, out=indptr[1:])
-            inputs.put(f"indptr:{key}", indptr)
-            if mode is not PlanMode.FULL:
+            if mode is PlanMode.LENGTHS_ONLY:
+                inputs.put(f"indptr:{key}", prefix_sum(-(-lengths // size)))
                 continue
-            indices: list[int] = []
-            for index, (request, count) in enumerate(zip(requests, page_counts.tolist(), strict=False)):
+            owned = []
+            for index, request in enumerate(requests):
                 assert request.held is not None
                 extra = _pages_of(index, appended)
-                pages = request.held.pages[key] + ([extra[key]] if key in extra else [])
-                indices += pages[:count] or [SINK_PAGE]
-            indices += [SINK_PAGE] * (bucket - len(rows))
-            inputs.put(f"indices:{key}", np.asarray(indices, np.int32))
-            inputs.put(f"last_page_len:{key}", (lengths - 1) % size + 1)
+                owned.append(request.held.pages[key] + ([extra[key]] if key in extra else []))
+            lists = PageLists.of(owned, lengths, size)
+            inputs.put(f"indptr:{key}", lists.indptr)
+            inputs.put(f"indices:{key}", lists.indices)
+            inputs.put(f"last_page_len:{key}", lists.last_page_len)
+
+    def _reads(self, walk: str, requests: Sequence[Request], rows: np.ndarray, bucket: int) -> dict[str, PageLists]:
+        """Pools that the walk only reads, which the host always plans in full."""
+        reads = {}
+        for key in (key for key, span in self.walks[walk].streams.items() if not span):
+            owned = [request.held.pages[key] for request in requests if request.held is not None]
+            reads[key] = PageLists.of(owned, self._lengths(key, rows, 0, bucket), self.mirror.page_size[key])
+        return reads
+
+    def _lengths(self, key: str, rows: np.ndarray, counts: np.ndarray | int, bucket: int) -> np.ndarray:
+        """Lengths int32 ``[bucket]`` that the step sees in the pool; padding rows have 1."""
+        lengths = np.ones(bucket, np.int32)
+        lengths[: len(rows)] = np.maximum(self.mirror.step_lengths(key, rows, counts), 1)
+        return lengths
 
 
-def _pages_of(index: int, appended: list[Appended]) -> dict[str, int]:
+def _pages_of(index: int, appended: Sequence[Appended]) -> dict[str, int]:
     """The pages by pool that a step appends to the request at ``index``."""
     found = {}
     for key, indices, pages in appended:
