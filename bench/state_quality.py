@@ -113,7 +113,7 @@ def _differences(
     kl: dict[int, list[torch.Tensor]] = {}
     agree = squares = worst = 0.0
     for plan, _, numbers in forced_steps(served, sequences, [_PROMPT] * rows):
-        starts = plan.starts.tolist()
+        starts = [entry.start for entry in plan.entries]
         if plan.walk != "decode" or starts[0] not in place:
             continue
         assert set(starts) == {starts[0]}, "the texts are not fed in step"
