@@ -88,6 +88,7 @@ def _figures(soak: Soak) -> dict[str, int | str]:
         "aborted": soak.aborts.total(),
         "aborted in": ", ".join(f"{phase} {count}" for phase, count in sorted(soak.aborts.items())),
         "refused": soak.counts["refused"],
+        "idle gaps": soak.counts["idle gaps"],
         "preemptions": soak.served.scheduler.preemptions,
         "steps": soak.steps,
         "checks": soak.watch.checks,

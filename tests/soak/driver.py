@@ -85,7 +85,7 @@ class Soak:
         self.aborts: Counter[str] = Counter()
         self.memory: list[dict[str, int]] = []
         self.samples: list[Sample] = []
-        self.steps = 0
+        self._engine: Engine | None = None
         self._random = random.Random(seed + 1)
         self._mix = Mix(served, seed)
         self._over, self._memory, self._turn = over, memory, turn
@@ -99,9 +99,8 @@ class Soak:
 
     def run(self) -> None:
         """Returns when the engine has drained. Raises what ends the engine."""
-        engine = Engine(Channel(self, Full, TooLarge), [self.served], overlap=True)
+        engine = self._engine = Engine(Channel(self, Full, TooLarge), [self.served], overlap=True)
         engine.run()
-        self.steps = engine._steps
         if self._live:
             self._wrong(f"{len(self._live)} requests never ended")
         scheduler = self.served.scheduler
@@ -109,6 +108,11 @@ class Soak:
         for name, pool in pools.items():
             if pool.used:
                 self._wrong(f"{pool.used} of pool '{name}' were not given back")
+
+    @property
+    def steps(self) -> int:
+        """Steps that the engine has queued."""
+        return 0 if self._engine is None else self._engine._steps
 
     def judge(self, reference: Callable[[Sequence[int]], torch.Tensor], bound: float) -> None:
         """Every token of the samples, under load and alone, against ``reference(ids) -> logits [len(ids), vocab]``."""
@@ -175,12 +179,13 @@ class Soak:
         sent = self._due_aborts()
         if self._phase == "load":
             self._turns_left -= 1
-            if self._turns_left <= 0:
+            if self._turns_left <= 0 and self._target:  # an idle gap begins when all have ended
                 self._change()
             if not self._live and idle and self._target == 0:
                 if not self.memory and self.counts["requests"] > 100:
                     self.memory.append(self._memory())
-                time.sleep(self._random.random() * 0.02)  # an idle gap; the engine would block here
+                self.counts["idle gaps"] += 1
+                time.sleep(self._random.random() * 0.02)  # the engine would block here
                 self._change()
             while len(self._live) < self._target and len(sent) < 8:
                 sent += self._submit(self._mix.draw())

@@ -24,7 +24,7 @@ def requests(count: int):
 
 def test_a_soak_passes_and_covers_every_phase():
     served = serve()
-    soak = Soak(served, 1, requests(500))
+    soak = Soak(served, 1, requests(500), memory=lambda: {"positions": served.kv_tokens})
     soak.run()
     reference = serve_toy()
     soak.judge(lambda ids: teacher_forced(reference, [ids])[0], BOUND)
@@ -33,6 +33,9 @@ def test_a_soak_passes_and_covers_every_phase():
     assert served.scheduler.preemptions > 20
     assert set(soak.aborts) >= set(ABORTS) - {"twice", "decode"}, soak.aborts
     assert soak.counts["refused"]
+    assert soak.counts["idle gaps"]
+    assert len(soak.memory) == 2
+    assert soak.steps > 500
     assert soak.watch.resting > 200
     assert soak.watch.positions > 10_000
     assert soak.counts["equal alone"] == len(soak.samples) == 24
