@@ -42,11 +42,17 @@ class Step:
         self.planned.append(kv_indptr.tolist())
 
     def run(self, layer: int, query: torch.Tensor, key, value, scale: float) -> torch.Tensor:
-        pages, live, reference = self.pages, int(self.qo_indptr[-1]), self._pool.reference
         if key is not None:
             where = self.write_at.long()
-            for cache, new in ((reference.keys, key), (reference.values, value)):
-                cache[layer].view(-1, *new.shape[1:])[where] = new
+            for cache, new in zip(self.cache(layer), (key, value), strict=True):
+                cache.view(-1, *new.shape[1:])[where] = new
+        return self.attend(layer, query, scale)
+
+    def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._pool.keys[layer], self._pool.values[layer]
+
+    def attend(self, layer: int, query: torch.Tensor, scale: float | None = None) -> torch.Tensor:
+        pages, live, reference = self.pages, int(self.qo_indptr[-1]), self._pool.reference
         counts = self.qo_indptr[1:] - self.qo_indptr[:-1]
         rows = int((counts > 0).sum())
         step = reference.bind(
@@ -60,7 +66,7 @@ class Step:
         if self.planned:  # the host's plan says the same as the arrays
             assert self.planned[-1] == pages.indptr.tolist()
         out = torch.full_like(query, torch.nan)
-        out[:live] = step._attend(layer, query[:live], scale)
+        out[:live] = step._attend(layer, query[:live], scale or query.shape[-1] ** -0.5)
         return out
 
 
