@@ -26,14 +26,15 @@ class Ledger:
     """Arrays of one entry a row of the device tables. Used by the plan thread only."""
 
     def __init__(self, rows: int) -> None:
-        self.requests: list[Request | None] = [None] * rows  #: owner; also while its holdings wait for its last step
+        self.requests = np.empty(rows, object)  #: owner or None; also while its holdings wait for its last step
+        self.outputs = np.empty(rows, object)  #: the owner's list of tokens
         self._in_flight = np.zeros(rows, np.int32)
         self._group: Group | None = None  #: whose steps were only counted
         self._counted = 0  #: and are still to be added to its rows
         self.decodes = np.zeros(rows, bool)  #: its next step is a decode step
         self.limit = np.zeros(rows, np.int32)  #: most output tokens
         self.features = np.zeros(rows, np.int32)  #: bits of ``sampling.params.Feature``
-        self.ids = np.zeros(rows, np.uint64)  #: request ids
+        self.packed = token_rows(np.zeros(rows, np.uint64))  #: TOKENS rows with the request's id
         self._stops: Counter[frozenset[int]] = Counter()  #: sets of end ids, and how many rows have each
         self.stop_ids: frozenset[int] = frozenset()  #: of all rows
 
@@ -68,7 +69,8 @@ class Ledger:
         self.requests[row] = request
         self.limit[row] = request.max_tokens
         self.features[row] = request.params.features
-        self.ids[row] = request.id
+        self.outputs[row] = request.outputs
+        self.packed["request"][row] = request.id
         stops = request.params.stop_ids
         self._stops[stops] += 1
         if self._stops[stops] == 1:
@@ -79,18 +81,13 @@ class Ledger:
         request = self.requests[row]
         assert request is not None
         assert not self.in_flight[row]
-        self.requests[row] = None
+        self.requests[row] = self.outputs[row] = None
         self.decodes[row] = False
         stops = request.params.stop_ids
         self._stops[stops] -= 1
         if not self._stops[stops]:
             del self._stops[stops]
             self.stop_ids = frozenset().union(*self._stops)
-
-    def owners(self, rows: np.ndarray) -> list[Request]:
-        """The requests of ``rows``."""
-        requests = self.requests
-        return [request for row in rows.tolist() if (request := requests[row]) is not None]
 
 
 @dataclass(eq=False, slots=True)
@@ -102,9 +99,10 @@ class Group:
     slots: np.ndarray  #: int32 [bucket], padded with the null row
     lengths: np.ndarray  #: int32 [n], of the first pool that they write, before their first step
     first: np.ndarray  #: int32 [n], index of the output token of their first step
-    turns: int  #: steps until the first of them needs no more
-    due: dict[str, np.ndarray]
-    #: int32 [n] by pool that they write: a row needs a page in each turn that leaves this rest modulo the page size
+    left: np.ndarray  #: int32 [n], steps until each needs no more
+    turns: int  #: the least of them
+    room: dict[str, np.ndarray]  #: int32 [n] by pool that they write: steps for which each row has pages
+    short_at: dict[str, int]  #: by pool: the turn in which a page must be appended
     features: np.ndarray  #: int32 [n]
     outputs: list[list[int]]  #: of each request
     stop_ids: frozenset[int]  #: a token that is not in here ends nobody
@@ -122,24 +120,28 @@ class Group:
     @classmethod
     def form(cls, ledger: Ledger, mirror: Mirror, rows: np.ndarray, slots: np.ndarray, pools: tuple[str, ...]) -> Group:
         """``rows`` int64, rising; ``pools``: keys of those that a decode step writes."""
-        requests = ledger.owners(rows)
-        assert not len(rows) or rows[0] > 0
+        count = len(rows)
+        assert not count or rows[0] > 0
         lengths = {key: mirror.lengths[key][rows] for key in pools}
+        room = {key: mirror.pages[key][rows] * mirror.page_size[key] - lengths[key] for key in pools}
         first = mirror.outputs[rows]
+        left = ledger.limit[rows] - first
         inputs = StepInputs()
         inputs.put("slots", slots)
         return cls(
-            requests,
-            Advance(rows, np.ones(len(rows), np.int32), pools, rows),
+            ledger.requests[rows].tolist(),
+            Advance(rows, np.ones(count, np.int32), pools, rows),
             slots,
             lengths[pools[0]],
             first,
-            int((ledger.limit[rows] - first).min()) if len(rows) else 0,
-            {key: mirror.pages[key][rows] * mirror.page_size[key] - lengths[key] for key in pools},
+            left,
+            int(left.min()) if count else 0,
+            room,
+            {key: int(values.min()) if count else 0 for key, values in room.items()},
             ledger.features[rows],
-            [request.outputs for request in requests],
+            ledger.outputs[rows].tolist(),
             ledger.stop_ids,
-            token_rows(ledger.ids[rows]),
+            ledger.packed[rows],
             inputs,
             inputs.pack(),
         )
