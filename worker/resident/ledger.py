@@ -109,7 +109,7 @@ class Group:
     packed: np.ndarray  #: TOKENS rows, positions and tokens still to be filled in
     inputs: StepInputs  #: of a step without row writes and page arrays
     buffer: np.ndarray
-    sample: SamplePlan | None = None  #: None: it depends on how many tokens there are
+    sample: SamplePlan | None = None  #: of the newest step
     turn: int = 0  #: committed steps
 
     @property
@@ -135,9 +135,9 @@ class Group:
             lengths[pools[0]],
             first,
             left,
-            int(left.min()) if count else 0,
+            _least(left),
             room,
-            {key: int(values.min()) if count else 0 for key, values in room.items()},
+            {key: _least(values) for key, values in room.items()},
             ledger.features[rows],
             ledger.outputs[rows].tolist(),
             ledger.stop_ids,
@@ -145,3 +145,7 @@ class Group:
             inputs,
             inputs.pack(),
         )
+
+
+def _least(values: np.ndarray) -> int:
+    return int(np.minimum.reduce(values)) if len(values) else 0

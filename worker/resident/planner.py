@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from denizen.worker.phases import Stopwatch
 from denizen.worker.pools.kv import SINK_PAGE
-from denizen.worker.pools.state import NULL_SLOT
 from denizen.worker.resident.inputs import StepInputs
 from denizen.worker.resident.ledger import Group
 from denizen.worker.resident.mirror import Advance
@@ -176,12 +175,9 @@ class Planner:
 
     def group(self, ledger: Ledger, rows: np.ndarray) -> Group:
         """The requests of ``rows`` (int64, rising), to decode together."""
-        slots = np.full(self.bucket_of(len(rows)), NULL_SLOT, np.int32)
+        slots = np.zeros(self.bucket_of(len(rows)), np.int32)  # padded with the null row
         slots[: len(rows)] = rows
-        group = Group.form(ledger, self.mirror, rows, slots, self._written["decode"])
-        if not (group.features & Feature.MIN_TOKENS).any():
-            group.sample = self._sample(group)
-        return group
+        return Group.form(ledger, self.mirror, rows, slots, self._written["decode"])
 
     def prepare_decode(self, group: Group) -> StepPlan | None:
         """One token for every row of the group; None if the pages that it needs are not there (none are taken then)."""
@@ -194,7 +190,7 @@ class Planner:
             inputs = self._decode_inputs(group, appended)
             buffer = inputs.pack()
         self.stopwatch.lap("plan_kv")
-        sample = group.sample or self._sample(group)
+        sample = self._sample(group)
         self.stopwatch.lap("plan_sampler")
         return StepPlan(
             "decode",
@@ -288,7 +284,9 @@ class Planner:
             indices = (group.first + group.turn).tolist()
             return [(request.params, index) for request, index in zip(group.requests, indices, strict=True)]
 
-        return SamplePlan.of(group.features, len(group.slots), rows)
+        if group.sample is None or group.sample.features & Feature.MIN_TOKENS:  # the latter changes with the outputs
+            group.sample = SamplePlan.of(group.features, len(group.slots), rows)
+        return group.sample
 
     def commit(self, plan: StepPlan) -> None:
         """The step will run, after those of its walk that were committed before: moves the mirror."""
