@@ -231,7 +231,7 @@ def test_neither_walk_waits_for_the_other() -> None:
         plans = {"decode": scheduler.plan_decode(), "prefill": scheduler.plan_prefill()}
         for plan in plans.values():
             scheduler.commit(plan)
-        with runner._stream_of(held):
+        with torch.cuda.stream(runner._prefill_stream if held == "prefill" else torch.cuda.current_stream()):
             torch.cuda._sleep(1 << 32)  # some seconds
         other = "decode" if held == "prefill" else "prefill"
         waits, goes = runner.launch(plans[held]), runner.launch(plans[other])
