@@ -6,10 +6,22 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from denizen.worker.protocol import Body, Envelope, Error, ProtocolError, TokenRow, decode, encode, encode_tokens
+from denizen.worker.protocol import (
+    Body,
+    Envelope,
+    Error,
+    ProtocolError,
+    TokenRow,
+    decode,
+    encode,
+    encode_rows,
+    encode_tokens,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    import numpy as np
 
 
 #: How long to wait before another try to send what the arena had no room for.
@@ -49,6 +61,11 @@ class Channel:
 
     def send_tokens(self, rows: Iterable[TokenRow | tuple[int, int, int]]) -> None:
         for envelope in encode_tokens(rows, self._sequence):
+            self._put(envelope, 0)
+
+    def send_rows(self, rows: np.ndarray) -> None:
+        """Rows of ``protocol.token_rows``."""
+        for envelope in encode_rows(rows, self._sequence):
             self._put(envelope, 0)
 
     def flush(self) -> None:
@@ -93,5 +110,11 @@ class Channel:
 
     def _put(self, envelope: bytes, request: int) -> None:
         self._sequence += 1
+        if not self._backlog and not request:
+            try:
+                self.arena.send(envelope)
+                return
+            except self._full:
+                pass
         self._backlog.append((envelope, request))
         self.flush()

@@ -1,14 +1,15 @@
-"""Where committed steps run, one after the other, in the order in which they were queued.
+"""Where committed steps run. The steps of one walk run and come back in the order in which they were queued; between
+walks any order is possible.
 
-On a CPU a thread of its own computes them. A GPU needs none: launching a step takes microseconds, so that the plan
-thread does it itself and polls for the results, and nothing waits for the interpreter.
+On a CPU a thread of its own computes them, one after the other. A GPU needs none: launching a step takes microseconds,
+so that the plan thread does it itself and polls for the results, and nothing waits for the interpreter.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Thread
@@ -43,14 +44,18 @@ class FinishedStep:
 
 
 class Device(Protocol):
-    """Runs steps in order. Called by the plan thread."""
+    """Runs the steps of each walk in order. Called by the plan thread."""
 
     def submit(self, served: ServedModel, plan: StepPlan) -> None:
         """Queues a committed step."""
         ...
 
-    def wait(self) -> FinishedStep:
-        """The oldest step that was not waited for; blocks until it has run."""
+    def arrived(self, walk: str) -> bool:
+        """Whether :meth:`wait` would not block. False if nothing is queued."""
+        ...
+
+    def wait(self, walk: str) -> FinishedStep:
+        """The walk's oldest step that was not waited for; blocks until it has run."""
         ...
 
     def close(self, timeout: float) -> bool:
@@ -65,7 +70,7 @@ class LaunchQueue:
         """``begins(walk)`` is called before each launch."""
         self._begins = begins
         self._stopwatch = stopwatch
-        self._steps: deque[tuple[ServedModel, StepPlan, Launched | Exception]] = deque()
+        self._steps: dict[str, deque[tuple[ServedModel, StepPlan, Launched | Exception]]] = defaultdict(deque)
 
     def submit(self, served: ServedModel, plan: StepPlan) -> None:
         self._begins(plan.walk)
@@ -76,11 +81,18 @@ class LaunchQueue:
         except Exception as raised:
             _log.exception("step %d (%s) of model '%s' was not launched", plan.number, plan.walk, served.name)
             launched = raised
-        self._steps.append((served, plan, launched))
+        self._steps[plan.walk].append((served, plan, launched))
         self._stopwatch.lap("device_work")
 
-    def wait(self) -> FinishedStep:
-        served, plan, launched = self._steps.popleft()
+    def arrived(self, walk: str) -> bool:
+        steps = self._steps[walk]
+        if not steps:
+            return False
+        launched = steps[0][2]
+        return isinstance(launched, Exception) or launched.arrived
+
+    def wait(self, walk: str) -> FinishedStep:
+        served, plan, launched = self._steps[walk].popleft()
         if isinstance(launched, Exception):
             return FinishedStep(served, plan, None, launched)
         self._stopwatch.lap("plan_rest")
@@ -95,9 +107,10 @@ class LaunchQueue:
 
     def close(self, timeout: float) -> bool:
         deadline = time.monotonic() + timeout
-        while self._steps and time.monotonic() < deadline:
-            self.wait()
-        return not self._steps
+        for walk, steps in self._steps.items():
+            while steps and time.monotonic() < deadline:
+                self.wait(walk)
+        return not any(self._steps.values())
 
 
 def _check_alive() -> None:
@@ -112,24 +125,26 @@ def _check_alive() -> None:
 
 
 class DeviceThread:
-    """``submit`` and ``wait`` are called by the plan thread; steps come back in the order of their submission."""
+    """One thread for the steps of all walks, in the order of their submission."""
 
     def __init__(self, begins: Callable[[str], None], stopwatch: Stopwatch) -> None:
         """``begins(walk)`` is called on the device thread before each step."""
         self._begins = begins
         self._stopwatch = stopwatch
         self._steps: SimpleQueue[tuple[ServedModel, StepPlan] | None] = SimpleQueue()
-        self._finished: SimpleQueue[FinishedStep] = SimpleQueue()
+        self._finished: dict[str, SimpleQueue[FinishedStep]] = {walk: SimpleQueue() for walk in ("prefill", "decode")}
         self._thread = Thread(target=self._run, name="device", daemon=True)
         self._thread.start()
 
     def submit(self, served: ServedModel, plan: StepPlan) -> None:
         self._steps.put((served, plan))
 
-    def wait(self) -> FinishedStep:
-        """The oldest step that was not waited for; blocks until it has run."""
+    def arrived(self, walk: str) -> bool:
+        return not self._finished[walk].empty()
+
+    def wait(self, walk: str) -> FinishedStep:
         self._stopwatch.lap("plan_rest")
-        step = self._finished.get()
+        step = self._finished[walk].get()
         self._stopwatch.lap(BLOCKED)
         self._stopwatch.add("device_work", step.work_s)
         self._stopwatch.add("device_wait", step.wait_s)
@@ -153,4 +168,4 @@ class DeviceThread:
                 _log.exception("step %d (%s) of model '%s' failed", plan.number, plan.walk, served.name)
                 result, error = None, raised
             waited, ended = began - ended, time.perf_counter()
-            self._finished.put(FinishedStep(served, plan, result, error, ended - began, waited))
+            self._finished[plan.walk].put(FinishedStep(served, plan, result, error, ended - began, waited))

@@ -1,10 +1,10 @@
 """The step loop of a worker: receives, plans, queues steps on the device, hands results back.
 
-Two threads. The *plan thread* (the caller of :meth:`Engine.run`) owns the channel, the schedulers, the mirrors and
-every request. The *device thread* owns the device: it runs committed steps in order. With overlap, one iteration runs
-while the next is queued behind it and the one after that is being prepared, so results are handled one step late and a
-row that ends has one over-run token, which is dropped. Without overlap each iteration is handled before the next is
-planned.
+The *plan thread* (the caller of :meth:`Engine.run`) owns the channel, the schedulers, the mirrors and every request.
+Each walk has its own queue of committed steps (``device.py``). With overlap, one decode step runs while the next is
+queued behind it and the one after that is being prepared, so results are handled one step late and a row that ends has
+one over-run token, which is dropped. Prefill steps are queued as they are planned and handled when they have arrived:
+the engine waits for one only while nothing decodes. Without overlap every step is handled before the next is planned.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 from denizen.worker.device import Device, DeviceThread, FinishedStep, LaunchQueue
 from denizen.worker.errors import RequestError
 from denizen.worker.phases import Stopwatch
@@ -27,8 +29,10 @@ from denizen.worker.protocol import (
     Stats,
     Submit,
     TokenRow,
+    token_rows,
 )
 from denizen.worker.request import Phase, Request
+from denizen.worker.resident.planner import GRAPH_SLOTS
 from denizen.worker.sampling.params import Feature
 
 if TYPE_CHECKING:
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 
     from denizen.worker.channel import Channel
     from denizen.worker.protocol import Envelope
+    from denizen.worker.resident.ledger import Group
     from denizen.worker.resident.planner import StepPlan
     from denizen.worker.runner import StepResult
     from denizen.worker.served import ServedModel
@@ -51,6 +56,15 @@ _STATS_INTERVAL_S = 0.25
 _RETRY_MS = 5
 #: At the end: how long to wait for the step that runs, and for the front end to take what is left.
 _CLOSE_S = 10.0
+
+
+@dataclass
+class _Lanes:
+    """The steps of one model."""
+
+    served: ServedModel
+    under_way: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_WALK_PHASE, 0))  #: by walk
+    prepared: StepPlan | None = None  #: the next decode step, if it comes as expected
 
 
 class Engine:
@@ -70,10 +84,10 @@ class Engine:
             served.time_with(self.stopwatch)
         self.models = {served.name: served for served in models}
         self.overlap = overlap
-        self._depth = 2 if overlap else 1
+        self._depth = GRAPH_SLOTS if overlap else 1
         self._live: dict[int, tuple[ServedModel, Request]] = {}
-        self._queued: deque[int] = deque()  #: steps of each iteration that is on the device
-        self._prepared: dict[str, StepPlan] = {}
+        self._lanes = {served.name: _Lanes(served) for served in models}
+        self._under_way = dict.fromkeys(_WALK_PHASE, 0)  #: steps of all models, by walk
         self._draining = False
         self._stop: str | None = None
         launches = all(served.launches for served in models)
@@ -93,7 +107,7 @@ class Engine:
         try:
             while self._stop is None:
                 self._receive()
-                if self._draining and not self._live and not self._queued:
+                if self._draining and not self._busy:
                     break
                 if self._stop is None:
                     self._iterate()
@@ -103,52 +117,88 @@ class Engine:
             self.stopwatch.close()
         if not closed:
             _log.warning("a step is still running after %.0f s", _CLOSE_S)
+        for lanes in self._lanes.values():
+            lanes.served.scheduler.drop(lanes.prepared)
         self._send_stats(last=True)
         self.channel.send(Bye(self._stop or "drained"))
         self.channel.finish(_CLOSE_S)
 
+    @property
+    def _busy(self) -> bool:
+        return bool(self._live or self._under_way["decode"] or self._under_way["prefill"])
+
     def _iterate(self) -> None:
-        """Queues the next iteration; waits for the oldest one when enough are queued."""
-        steps = 0
-        for served in self.models.values():
-            steps += self._queue(served, served.scheduler.plan_decode(self._prepared.pop(served.name, None)))
-            steps += self._queue(served, served.scheduler.plan_prefill())
-        if steps:
-            self._queued.append(steps)
-        if len(self._queued) >= self._depth or (self._queued and not steps):
-            if self.overlap:
-                self._prepare()
-            done = [self._finish(self._device.wait()) for _ in range(self._queued.popleft())]
-            self.stopwatch.step(*done[-1])
-        elif not self._queued and not all(served.scheduler.idle for served in self.models.values()):
+        """Queues the steps that can be; waits for the oldest decode step when enough are queued."""
+        self._collect()
+        full = False
+        queued = 0
+        for lanes in self._lanes.values():
+            queued += self._queue_decode(lanes)
+            queued += self._queue_prefill(lanes)
+            full = full or lanes.under_way["decode"] >= self._depth
+        if not self.overlap:
+            for walk, count in self._under_way.items():
+                for _ in range(count):
+                    self._finish(walk)
+        elif full or (self._under_way["decode"] and not queued):
+            self._collect()
+            self._prepare()
+            self._finish("decode")
+        elif self._under_way["prefill"] and not queued:
+            self._finish("prefill")
+        elif self._live and not queued and not self._under_way["decode"]:
             raise AssertionError("requests wait, nothing runs and nothing can be admitted")
 
-    def _queue(self, served: ServedModel, plan: StepPlan | None) -> int:
+    def _queue_decode(self, lanes: _Lanes) -> bool:
+        if lanes.under_way["decode"] >= self._depth:
+            return False
+        prepared, lanes.prepared = lanes.prepared, None
+        return self._queue(lanes, lanes.served.scheduler.plan_decode(prepared))
+
+    def _queue_prefill(self, lanes: _Lanes) -> bool:
+        if lanes.under_way["prefill"] >= self._depth or not lanes.served.scheduler.prefills:
+            return False
+        self.stopwatch.of("prefill")
+        queued = self._queue(lanes, lanes.served.scheduler.plan_prefill())
+        self.stopwatch.of("decode")
+        return queued
+
+    def _queue(self, lanes: _Lanes, plan: StepPlan | None) -> bool:
         if plan is None:
-            return 0
-        served.scheduler.commit(plan)
-        self._device.submit(served, plan)
+            return False
+        lanes.served.scheduler.commit(plan)
+        self._device.submit(lanes.served, plan)
+        self.stopwatch.submitted(plan.walk)
+        lanes.under_way[plan.walk] += 1
+        self._under_way[plan.walk] += 1
         self._steps += 1
-        return 1
+        return True
+
+    def _collect(self) -> None:
+        """Handles the prefill steps that have arrived: their rows decode from the next step on."""
+        while self._under_way["prefill"] and self._device.arrived("prefill"):
+            self._finish("prefill")
 
     def _prepare(self) -> None:
         """Plans the next decode steps for the rows as they are, while the device works."""
-        for served in self.models.values():
-            plan = served.scheduler.preplan_decode()
-            if plan is not None:
-                self._prepared[served.name] = plan
+        for lanes in self._lanes.values():
+            if lanes.prepared is None:
+                lanes.prepared = lanes.served.scheduler.preplan_decode()
 
     def _receive(self) -> None:
         """Takes what the front end sent. Blocks when there is nothing else to do."""
         self.channel.flush()
-        busy = bool(self._queued) or not all(served.scheduler.idle for served in self.models.values())
         timeout = 0
-        if not busy:
+        if not self._busy:
             self.stopwatch.idle()
             self.channel.arena.set_phase(PHASE_IDLE)
             timeout = self._idle_timeout_ms()
-        for envelope in self.channel.receive(timeout):
-            self._handle(envelope)
+        received = self.channel.receive(timeout)
+        if received:
+            self.stopwatch.of("prefill", lap=False)  # nearly all that arrives is requests
+            for envelope in received:
+                self._handle(envelope)
+            self.stopwatch.of("decode")
 
     def _idle_timeout_ms(self) -> int:
         if self._draining:
@@ -191,16 +241,43 @@ class Engine:
             return
         self._live[id] = served, request
 
-    def _finish(self, step: FinishedStep) -> tuple[str, int]:
-        """Handles the results of a step: tokens out, requests that ended. Returns its walk and bucket."""
+    def _finish(self, walk: str) -> None:
+        """Waits for the walk's oldest step and handles its results: tokens out, requests that ended."""
+        if walk == "prefill":
+            self.stopwatch.of("prefill")
+            if not self._device.arrived("prefill"):
+                self.stopwatch.pause()
+        step = self._device.wait(walk)
         plan = step.plan
-        step.served.scheduler.complete(plan)
+        scheduler = step.served.scheduler
+        self._lanes[step.served.name].under_way[walk] -= 1
+        self._under_way[walk] -= 1
+        late = scheduler.leaving
+        scheduler.complete(plan)
         if step.result is None:
             self._fail(step)
+        elif plan.group is not None and not late and not plan.sample.features & Feature.LOGPROBS:
+            self._decode_tokens += len(plan.requests)
+            self._deliver_group(plan, plan.group, step.result)
         else:
             self._deliver(step, step.result)
         self.stopwatch.lap("device_work")
-        return plan.walk, plan.bucket
+        self.stopwatch.step(walk, plan.bucket)
+        if walk == "prefill":
+            self.stopwatch.of("decode")
+
+    def _deliver_group(self, plan: StepPlan, group: Group, result: StepResult) -> None:
+        """The tokens of a decode step whose requests all live on: no loop over them, unless one ends."""
+        tokens = result.tokens.tolist()
+        if not group.stop_ids.isdisjoint(tokens):
+            self._deliver_rows(plan, tokens, None)
+            return
+        deque(map(list.append, group.outputs, tokens), maxlen=0)
+        rows = group.packed
+        rows["position"], rows["token"] = plan.positions, result.tokens
+        self.channel.send_rows(rows)
+        for index in plan.ends:
+            self._end(group.requests[index].id, "length")
 
     def _deliver(self, step: FinishedStep, result: StepResult) -> None:
         plan = step.plan
@@ -210,22 +287,33 @@ class Engine:
             self._prefill_tokens += int(plan.advance.counts.sum())
         for scores in result.prompt_scores or ():
             scores.request.scored[scores.first : scores.first + len(scores.scores)] = scores.scores
-        rows: list[TokenRow | tuple[int, int, int]] = []
+        self._deliver_rows(plan, result.tokens.tolist(), result if plan.sample.features & Feature.LOGPROBS else None)
+
+    def _deliver_rows(self, plan: StepPlan, tokens: list[int], scored: StepResult | None) -> None:
+        """Tokens to those requests that have not ended; ``scored``: where log-probabilities are."""
+        plain: list[tuple[int, int, int]] = []
+        rows: list[TokenRow] = []
         ended: list[tuple[int, str]] = []
-        scored = plan.sample.features & Feature.LOGPROBS
-        for index, (request, token) in enumerate(zip(plan.sampling, result.tokens.tolist(), strict=True)):
+        columns = zip(plan.sampling, plan.positions.tolist(), tokens, strict=True)
+        for index, (request, position, token) in enumerate(columns):
             if request.phase is Phase.ENDED:
                 continue  # an over-run token, or the request was aborted
-            position = len(request.outputs)
+            assert position == len(request.outputs)
             reason = request.accept(token)
             if reason is not None:
                 ended.append((request.id, reason))
                 if reason == "stop":
                     continue
-            if scored and request.params.logprobs is not None:
-                rows.append(_with_logprobs(TokenRow(request.id, position, token), step, index, request.params.logprobs))
+            if scored is not None and request.params.logprobs is not None:
+                row = TokenRow(request.id, position, token)
+                rows.append(_with_logprobs(row, scored, index, request.params.logprobs))
             else:
-                rows.append((request.id, position, token))
+                plain.append((request.id, position, token))
+        if plain:
+            ids, positions, kept = zip(*plain, strict=True)
+            packed = token_rows(np.array(ids, np.uint64))
+            packed["position"], packed["token"] = positions, kept
+            self.channel.send_rows(packed)
         if rows:
             self.channel.send_tokens(rows)
         for id, reason in ended:
@@ -285,9 +373,7 @@ class Engine:
             self._stats_due = now + _STATS_INTERVAL_S
 
 
-def _with_logprobs(row: TokenRow, step: FinishedStep, index: int, alternatives: int) -> TokenRow:
-    result = step.result
-    assert result is not None
+def _with_logprobs(row: TokenRow, result: StepResult, index: int, alternatives: int) -> TokenRow:
     assert result.logprob is not None
     assert result.top_ids is not None
     assert result.top_logprobs is not None

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 PHASES = ("plan_kv", "plan_attention", "plan_sampler", "plan_rest", "device_work", "device_wait", "iteration")
+WALKS = ("prefill", "decode")
 #: What the plan thread waits for a device thread: in no column, since that thread counts its own time.
 BLOCKED = "blocked"
 #: Steps that are kept before they are written in a busy engine.
@@ -23,14 +25,24 @@ _KEPT = 20_000
 class Stopwatch:
     """Reads no clock: the timers are off."""
 
+    def of(self, walk: str, lap: bool = True) -> None:
+        """What follows is for steps of ``walk``. The time since the last lap was ``plan_rest`` of the walk until now;
+        without ``lap`` it counts with what follows."""
+
     def lap(self, phase: str) -> None:
         """The time since the last lap was ``phase``."""
 
     def add(self, phase: str, seconds: float) -> None:
         """``seconds`` of another thread."""
 
+    def submitted(self, walk: str) -> None:
+        """A step of ``walk`` was queued."""
+
     def step(self, walk: str, bucket: int) -> None:
-        """An iteration is complete; ``walk`` and ``bucket`` say which steps are like it."""
+        """The oldest step of ``walk`` is complete; ``bucket`` says which steps are like it."""
+
+    def pause(self) -> None:
+        """Nothing decodes: the next decode step has no predecessor."""
 
     def idle(self) -> None:
         """The engine is about to block: what was kept is written, and the next iteration has no predecessor."""
@@ -46,35 +58,54 @@ class PhaseTimers(Stopwatch):
         """``labels`` go into every line."""
         self._file = file
         self._labels = labels
-        self._last = time.perf_counter()
-        self._busy_since: float | None = None  #: when the iteration before ended
-        self._now = _zeros()
+        self._last: float | None = time.perf_counter()  #: None: the time until now is nobody's
+        self._sums = {walk: _zeros() for walk in WALKS}
+        self._now = self._sums["decode"]
+        self._queued: dict[str, deque[float]] = {walk: deque() for walk in WALKS}
+        self._decoded: float | None = None  #: when the decode step before this one was complete
         self._steps: dict[tuple[str, int], list[list[float | None]]] = {}
         self._kept = 0
 
+    def of(self, walk: str, lap: bool = True) -> None:
+        if lap:
+            self.lap("plan_rest")
+        self._now = self._sums[walk]
+
     def lap(self, phase: str) -> None:
         now = time.perf_counter()
-        self._now[phase] += now - self._last
+        if self._last is not None:
+            self._now[phase] += now - self._last
         self._last = now
 
     def add(self, phase: str, seconds: float) -> None:
         self._now[phase] += seconds
 
+    def submitted(self, walk: str) -> None:
+        self._queued[walk].append(time.perf_counter())
+
+    def pause(self) -> None:
+        self._decoded = None
+
     def step(self, walk: str, bucket: int) -> None:
         now = time.perf_counter()
-        row: list[float | None] = [round(1e6 * self._now[phase], 1) for phase in PHASES]
-        row[-1] = None if self._busy_since is None else round(1e6 * (now - self._busy_since), 1)
+        sums = self._sums[walk]
+        row: list[float | None] = [round(1e6 * sums[phase], 1) for phase in PHASES]
+        since: float | None = self._queued[walk].popleft()
+        if walk == "decode":
+            since, self._decoded = self._decoded, now
+        row[-1] = None if since is None else round(1e6 * (now - since), 1)
         self._steps.setdefault((walk, bucket), []).append(row)
-        self._now = _zeros()
-        self._busy_since = now
+        sums.update(_zeros())
         self._kept += 1
         if self._kept >= _KEPT:
             self._write()
 
     def idle(self) -> None:
         self._write()
-        self._now = _zeros()
-        self._busy_since = None
+        for sums in self._sums.values():
+            sums.update(_zeros())
+        self._decoded = None
+        self._last = None
 
     def close(self) -> None:
         self._write()

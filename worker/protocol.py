@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgpack  # type: ignore[import-untyped]
+import numpy as np
 from denizen.worker.messages import (
     SCHEMA,
     Abort,
@@ -66,7 +67,9 @@ __all__ = [
     "TopLogprob",
     "decode",
     "encode",
+    "encode_rows",
     "encode_tokens",
+    "token_rows",
 ]
 
 VERSION = 1
@@ -89,6 +92,14 @@ def _inline_bytes() -> int:
 
 #: Envelope bytes that fit one arena descriptor, without the slab.
 INLINE_BYTES = _inline_bytes()
+
+#: Largest head of TOKENS: array, version, kind, request, 9-byte sequence, map, "rows", 3-byte array header.
+_TOKENS_HEAD = 1 + 1 + 1 + 1 + 9 + 1 + 5 + 3
+#: A TOKENS row without log-probabilities, in integers of fixed width: any width is msgpack.
+_ROW = np.dtype(
+    [("array", "u1"), ("u64", "u1"), ("request", ">u8"), ("u32", "u1"), ("position", ">u4"), ("also_u32", "u1"),
+     ("token", ">u4")]
+)  # fmt: skip
 
 
 _BODIES: dict[int, type[Body]] = {
@@ -131,8 +142,7 @@ def encode_tokens(
         used = 0
 
     pack = msgpack.Packer(use_single_float=True).pack  # one buffer for all rows
-    # Largest head: array, version, kind, request, 9-byte sequence, map, "rows", 3-byte array header.
-    room = inline - (1 + 1 + 1 + 1 + 9 + 1 + 5 + 3)
+    room = inline - _TOKENS_HEAD
     for row in rows:
         packed = pack(row if len(row) == 3 else wire_row(row))
         used += len(packed)
@@ -142,6 +152,28 @@ def encode_tokens(
         pending.append(packed)
     if pending:
         flush()
+    return envelopes
+
+
+def token_rows(requests: np.ndarray) -> np.ndarray:
+    """Rows of TOKENS for ``requests`` (uint64 ids); ``position`` and ``token`` are still to be filled in."""
+    rows = np.zeros(len(requests), _ROW)
+    rows["array"], rows["u64"], rows["u32"], rows["also_u32"] = 0x93, 0xCF, 0xCE, 0xCE
+    rows["request"] = requests
+    return rows
+
+
+def encode_rows(rows: np.ndarray, sequence: int, inline: int = INLINE_BYTES) -> list[bytes]:
+    """What :func:`encode_tokens` does for :func:`token_rows`: a step of many rows costs a few array operations."""
+    data, size = rows.tobytes(), rows.itemsize
+    count = max(1, (inline - _TOKENS_HEAD) // size)
+    full = b"\x81\xa4rows" + _array_header(count)
+    envelopes: list[bytes] = []
+    for first in range(0, len(rows), count):
+        number = sequence + len(envelopes)
+        head = _TOKENS_PREFIX + number.to_bytes(8, "big")
+        head += full if first + count <= len(rows) else b"\x81\xa4rows" + _array_header(len(rows) - first)
+        envelopes.append(head + data[first * size : (first + count) * size])
     return envelopes
 
 
@@ -184,6 +216,10 @@ def decode(data: bytes) -> Envelope | None:
         return Envelope(request, sequence, body.read(Fields(body.KIND.name, {} if message[4] is None else message[4])))
     except ProtocolError as error:
         raise ProtocolError(str(error), request=request) from None
+
+
+#: Up to the sequence number, which follows in eight bytes.
+_TOKENS_PREFIX = bytes([0x95, VERSION, Kind.TOKENS, 0, 0xCF])
 
 
 def _pack(value: Any) -> bytes:

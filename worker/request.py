@@ -30,10 +30,7 @@ class Holdings:
 
 @dataclass(eq=False)
 class Request:
-    """One sequence. Only the plan thread touches it.
-
-    Of its ``planned`` output tokens, those beyond ``len(outputs)`` are on the device, in steps not yet completed.
-    """
+    """One sequence. Only the plan thread touches it. What changes with every step is counted by row, in the ledger."""
 
     id: int
     prompt: np.ndarray  #: int32 ids
@@ -43,14 +40,11 @@ class Request:
     arrival: int = 0  #: order of admission, given by the scheduler
     phase: Phase = Phase.WAITING
     held: Holdings | None = None
-    outputs: list[int] = field(default_factory=list)
-    planned: int = 0
+    outputs: list[int] = field(default_factory=list)  #: tokens that have arrived
     tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     #: int32 ids that prefill computes: the prompt, and after a preemption the outputs so far
     prefill: int = 0  #: length of ``tokens``
     computed: int = 0  #: of ``tokens``, how many committed steps cover
-    in_flight: int = 0  #: committed steps that hold the request and have not completed
-    last_step: int = 0  #: newest committed step that holds the request
     scored: list[PromptLogprob] = field(default_factory=list)
 
     @property
@@ -63,15 +57,8 @@ class Request:
         """Tokens known to the host: prompt and outputs."""
         return len(self.prompt) + len(self.outputs)
 
-    @property
-    def decodes(self) -> bool:
-        """Its next step is a decode step."""
-        return self.phase is Phase.RUNNING and self.computed == self.prefill and self.planned < self.max_tokens
-
     def begin(self, held: Holdings) -> None:
-        """Starts to run, or runs again after a preemption; every planned token is known by then."""
-        assert self.planned == len(self.outputs)
-        assert not self.in_flight
+        """Starts to run, or runs again after a preemption; every token that was computed has arrived by then."""
         self.held = held
         self.phase = Phase.RUNNING
         self.tokens = self.prompt

@@ -1,9 +1,10 @@
 """Which requests take part in the next steps of one model: admission, chunked prefill, decode, preemption.
 
-An iteration is at most one decode step (every row that decodes) and one prefill step (at most ``prefill_chunk`` tokens,
-several requests packed), so that running rows never stall behind a long prompt. Requests are served first come, first
-served. When pages run out, the youngest running request gives its own back and is computed anew later; the oldest can
-always finish, because a request that could not fit alone is refused at the door.
+A decode step has every row that decodes; a prefill step has at most ``prefill_chunk`` tokens, several requests packed.
+The two walks have queues of their own, and their steps may complete in any order: a request decodes only after its last
+prefill step has completed, so that no row is in both. Requests are served first come, first served. When pages run out,
+the youngest running request gives its own back and is computed anew later; the oldest can always finish, because a
+request that could not fit alone is refused at the door.
 """
 
 from __future__ import annotations
@@ -11,23 +12,19 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+import numpy as np
 from denizen.worker.errors import RequestError
 from denizen.worker.request import Holdings, Phase, Request
+from denizen.worker.resident.ledger import Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from denizen.worker.pools.kv import KvPool
     from denizen.worker.pools.state import SlotPool
+    from denizen.worker.resident.ledger import Group
     from denizen.worker.resident.mirror import Mirror
     from denizen.worker.resident.planner import Planner, StepPlan
-
-
-#: A prefill step costs a fixed part however few tokens it has (on an H200 some 1.4 ms of 1.6 for one short prompt), and
-#: an empty row costs its share of every decode step. Where many rows run, short prompts that arrive therefore wait for
-#: each other: until there is one for every so many running rows, or their tokens make a step of that size.
-_ROWS_A_PROMPT = 32
-_SHORT_TOKENS = 512
 
 
 class Scheduler:
@@ -48,6 +45,10 @@ class Scheduler:
         """``prefill_chunk``, ``prefill_rows``: most tokens and requests of a prefill step (None = any number).
 
         ``gather_steps``: iterations for which short prompts may wait for others to share their prefill step.
+
+        A prefill step costs a fixed part however few tokens it has, and an empty row costs its share of every decode
+        step. Where many rows run, short prompts that arrive therefore wait for each other: until there is one for
+        every ``gather_rows`` running rows, or their tokens make a step of ``gather_tokens``.
         """
         self.rows = rows
         self.kv = kv
@@ -60,18 +61,29 @@ class Scheduler:
         self.waiting: deque[Request] = deque()  #: by arrival
         self.running: list[Request] = []  #: by arrival
         self.gather_steps = gather_steps
+        self.gather_rows = 32
+        self.gather_tokens = 512
         self._gathered = 0  #: iterations for which the first waiting request has been kept back
         self.preemptions = 0
-        self._decodable: list[Request] | None = None  #: None: to be found again
-        self._steps_left = 0  #: decode steps until the first of them needs no more
+        self.ledger = Ledger(rows.slots)
+        self._group: Group | None = None  #: every row that decodes; None: to be formed again
         self._unfinished = 0  #: running requests whose prompts are not computed to the end
         self._arrivals = 0
-        self._completed = 0  #: number of the newest completed step
-        self._leaving: list[tuple[int, Holdings]] = []  #: free once that step has completed
+        self._leaving: dict[Request, Holdings] = {}  #: free once no step in flight holds the row (E5)
 
     @property
     def idle(self) -> bool:
         return not self.waiting and not self.running
+
+    @property
+    def prefills(self) -> bool:
+        """There are prompts to compute."""
+        return bool(self.waiting) or self._unfinished > 0
+
+    @property
+    def leaving(self) -> bool:
+        """Steps in flight hold requests that have ended or were preempted."""
+        return bool(self._leaving)
 
     def submit(self, request: Request) -> None:
         """Queues the request. Raises :class:`RequestError` for one that could never run."""
@@ -97,40 +109,48 @@ class Scheduler:
         self.waiting.append(request)
 
     def decodable(self) -> list[Request]:
-        """Requests whose next step is a decode step, oldest first. The list is kept until another one is due."""
-        if self._decodable is None:
-            self._decodable = [request for request in self.running if request.decodes]
-            self._steps_left = min((r.max_tokens - r.planned for r in self._decodable), default=0)
-        return self._decodable
+        """Requests whose next step is a decode step, by row."""
+        return self._decoding().requests
+
+    def _decoding(self) -> Group:
+        """The rows that decode. The group is kept until a row leaves or joins."""
+        if self._group is None:
+            self._group = self.planner.group(self.ledger, self.ledger.decodes.nonzero()[0])
+        return self._group
 
     def preplan_decode(self) -> StepPlan | None:
         """Prepares the next decode step for the rows as they are now; None if there is none, or pages are short."""
-        requests = self.decodable()
-        return self.planner.prepare_decode(requests) if requests else None
+        group = self._decoding()
+        return self.planner.prepare_decode(group) if group.requests else None
 
     def plan_decode(self, prepared: StepPlan | None = None) -> StepPlan | None:
-        """The decode step of this iteration: ``prepared`` if it still names the right rows, else a new one.
+        """The next decode step: ``prepared`` if it still names the right rows, else a new one.
 
         Preempts when pages are short and none are on their way back.
         """
-        requests = self.decodable()
+        group = self._decoding()
         if prepared is not None:
-            if requests == prepared.requests:
+            if prepared.group is group:
                 return prepared
             self.planner.drop(prepared)
-        while requests:
-            plan = self.planner.prepare_decode(requests)
+        while group.requests:
+            plan = self.planner.prepare_decode(group)
             if plan is not None:
                 return plan
             if self._leaving:  # pages come back when the queued steps complete; meanwhile run the rows that can
-                fitting = self._fitting(requests)
-                return self.planner.prepare_decode(fitting) if fitting else None
+                fitting = self._fitting(group)
+                return self.planner.prepare_decode(self.planner.group(self.ledger, fitting)) if len(fitting) else None
             self._preempt(self.running[-1])
-            requests = self.decodable()
+            group = self._decoding()
         return None
 
+    def drop(self, prepared: StepPlan | None) -> None:
+        """A prepared step will not be asked for."""
+        if prepared is not None:
+            self.planner.drop(prepared)
+
     def plan_prefill(self) -> StepPlan | None:
-        """The prefill step of this iteration, requests that begin included."""
+        """The next prefill step, requests that begin included. It may follow another one of the same prompt."""
         budget = self.prefill_chunk
         chunks: list[tuple[Request, int]] = []
         for request in self.running if self._unfinished else ():
@@ -155,8 +175,8 @@ class Scheduler:
         if not self.waiting or self._gathered >= self.gather_steps:
             self._gathered = 0
             return False
-        enough = len(self.running) // _ROWS_A_PROMPT
-        if len(self.waiting) >= enough or sum(request.length for request in self.waiting) >= _SHORT_TOKENS:
+        enough = len(self.running) // self.gather_rows
+        if len(self.waiting) >= enough or sum(request.length for request in self.waiting) >= self.gather_tokens:
             self._gathered = 0
             return False
         self._gathered += 1
@@ -165,37 +185,44 @@ class Scheduler:
     def commit(self, plan: StepPlan) -> None:
         """The step is about to be queued on the device."""
         self.planner.commit(plan)
-        number = plan.number
-        for request in plan.requests:
-            request.in_flight += 1
-            request.last_step = number
-        for request in plan.sampling:
-            request.planned += 1
-        if plan.walk == "prefill":
+        self.ledger.committed(plan)
+        group = plan.group
+        if group is None:
             for request, count in zip(plan.requests, plan.advance.counts.tolist(), strict=True):
                 request.computed += count
                 self._unfinished -= request.computed == request.prefill
-            self._decodable = None
-        elif plan.requests == self._decodable:
-            self._steps_left -= 1
-            if not self._steps_left:
-                self._decodable = None
-        else:
-            self._decodable = None
+            self._find_ends(plan)
+            return
+        if group.turn >= group.turns:
+            self._find_ends(plan)
+        if group is not self._group:  # some rows of it alone
+            self._group = None
+
+    def _find_ends(self, plan: StepPlan) -> None:
+        """Whose last token the committed step gives: known before the token is. They decode no more."""
+        sampled = plan.advance.sampled
+        last = plan.positions + 1 >= self.ledger.limit[sampled]
+        plan.ends = last.nonzero()[0].tolist()
+        if plan.ends and plan.group is not None:
+            self._set_decodes(sampled[plan.ends], False)
 
     def complete(self, plan: StepPlan) -> None:
-        """The step has completed on the device: frees what only waited for it (E5)."""
-        self._completed = plan.number
-        for request in plan.requests:
-            request.in_flight -= 1
+        """The step has completed on the device: prompts at their end decode, and what only waited for it is freed."""
+        self.ledger.completed(plan)
+        if plan.walk == "prefill":
+            ends = {plan.sampling[index] for index in plan.ends}
+            ready = [r.row for r in plan.sampling if r.phase is Phase.RUNNING and r not in ends]
+            if ready:
+                self._set_decodes(ready, True)
         if self._leaving:
-            still = []
-            for step, held in self._leaving:
-                if step > self._completed:
-                    still.append((step, held))
-                else:
+            for request, held in list(self._leaving.items()):
+                if not self.ledger.in_flight[held.row]:
+                    del self._leaving[request]
                     self._free(held)
-            self._leaving = still
+
+    def _set_decodes(self, rows: np.ndarray | list[int], decodes: bool) -> None:
+        self.ledger.decodes[rows] = decodes
+        self._group = None
 
     def end(self, request: Request) -> None:
         """The request's terminal envelope is decided: it leaves the queues, its holdings go as soon as they may."""
@@ -208,17 +235,20 @@ class Scheduler:
 
     def _admit(self, request: Request) -> bool:
         """Gives a waiting request its row, state slots and the pages of all it knows; False if something is missing."""
-        if request.in_flight or not self.rows.free or not all(pool.free for pool in self.state.values()):
+        if request in self._leaving or not self.rows.free or not all(pool.free for pool in self.state.values()):
             return False
         spare = len(self.running)  # a page for each running row, or admission would bring on the next preemption
         last = len(request.prompt) + request.max_tokens - 1
         for pool in self.kv.values():
             # One position for the first decode step too, unless the request ends before it.
-            if pool.pages_for(min(request.length + 1, last)) + spare > pool.free:
+            if pool.pages_for(min(request.length + 1, last)) + (0 if pool.context else spare) > pool.free:
                 return False
         pages = {}
         for key, pool in self.kv.items():
-            taken = pool.take(pool.pages_for(request.length))
+            count = pool.pages_for(request.length)
+            if count + 2 * spare < pool.free:  # not scarce: for the first decode steps too
+                count = pool.pages_for(min(request.length + self.planner.ahead[key], last))
+            taken = pool.take(count)
             assert taken is not None
             pages[key] = taken
         row = self.rows.take()
@@ -228,8 +258,10 @@ class Scheduler:
             slot = slots.take()
             assert slot is not None
             state[key] = slot
-        for key in self.kv:
-            self.mirror.set_row(row, key, 0, len(pages[key]))
+        for key, pool in self.kv.items():
+            self.mirror.set_row(row, key, pool.context, len(pages[key]))
+        self.mirror.outputs[row] = len(request.outputs)
+        self.ledger.open(row, request)
         request.begin(Holdings(row, pages, state))
         self._unfinished += 1
         self._insert(request)
@@ -241,17 +273,17 @@ class Scheduler:
             index -= 1
         self.running.insert(index, request)
 
-    def _fitting(self, requests: list[Request]) -> list[Request]:
-        """The oldest requests whose next pages are there."""
+    def _fitting(self, group: Group) -> np.ndarray:
+        """The rows of the oldest requests whose next pages are there: int64 ``[n]``, rising."""
         free = {key: pool.free for key, pool in self.kv.items()}
         fitting = []
-        for request in requests:
+        for request in sorted(group.requests, key=lambda request: request.arrival):
             short = self.planner.pages_short(request)
             if all(free[key] >= count for key, count in short.items()):
                 for key, count in short.items():
                     free[key] -= count
-                fitting.append(request)
-        return fitting
+                fitting.append(request.row)
+        return np.array(sorted(fitting), np.int64)
 
     def _preempt(self, request: Request) -> None:
         """Takes a running request's holdings; it waits, before all younger ones, to be computed anew."""
@@ -267,16 +299,17 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         held, request.held = request.held, None
         assert held is not None
-        self.planner.row_freed()
-        self._decodable = None
+        if self.ledger.decodes[held.row]:
+            self._set_decodes([held.row], False)
         self._unfinished -= request.computed < request.prefill
-        if request.last_step > self._completed:
-            self._leaving.append((request.last_step, held))
+        if self.ledger.in_flight[held.row]:
+            self._leaving[request] = held
         else:
             self._free(held)
 
     def _free(self, held: Holdings) -> None:
         self.mirror.clear_row(held.row)
+        self.ledger.close(held.row)
         self.rows.give(held.row)
         for key, pages in held.pages.items():
             self.kv[key].give(pages)

@@ -112,9 +112,9 @@ def run(served, concurrency: int, total: int, low: int, high: int, seed: int, **
     waited, done = [], []
     wait = engine._device.wait
 
-    def timed():
+    def timed(walk):
         began = time.perf_counter()
-        step = wait()
+        step = wait(walk)
         ended = time.perf_counter()
         waited.append(ended - began)
         done.append((ended, step.plan.walk, len(step.plan.requests)))

@@ -46,7 +46,8 @@ class Bench:
         """Samples for ``order`` (indices of requests) in that batch order, null rows behind."""
         order = list(range(len(self.requests))) if order is None else order
         rows = [index + 1 for index in order] + [0] * pads
-        plan = SamplePlan.of([(self.requests[index], len(self.outputs[index])) for index in order], len(rows))
+        asked = [(self.requests[index], len(self.outputs[index])) for index in order]
+        plan = SamplePlan.of(np.array([params.features for params, _ in asked]), len(rows), lambda: asked)
         counts = [len(self.outputs[index]) for index in order] + [0] * pads
         batch = torch.cat([logits[order], torch.full((pads, logits.shape[1]), torch.nan)])
         position = torch.tensor([positions[index] for index in order] + [0] * pads)

@@ -1,4 +1,4 @@
-"""The host's copy of what the device tables say: lengths and page counts of every row, by KV pool.
+"""The host's copy of what the device tables say: lengths and page counts of every row by KV pool, output counts.
 
 It moves when a step is committed, exactly once, by the spans that the step's walk declares (E7). A prepared step that
 is dropped never moved it, and a committed step always runs, so there is nothing to take back.
@@ -15,42 +15,77 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Advance:
-    """What one step adds: ``counts[i]`` positions to ``rows[i]``, in each pool of ``pools``."""
+    """What one step adds: ``counts[i]`` positions to ``rows[i]``, in each pool of ``pools``; a token to ``sampled``."""
 
     rows: np.ndarray  #: int64 [n]
     counts: np.ndarray  #: int32 [n]
     pools: tuple[str, ...]
+    sampled: np.ndarray  #: int64 [m], those of ``rows`` that get an output token
 
 
 class Mirror:
-    """Arrays of one entry a row; row 0 stays zero. Used by the plan thread only."""
+    """Arrays of one entry a row; row 0 stays zero. Used by the plan thread only.
+
+    A group of rows commits the same advance step after step: these are only counted, and applied when somebody looks.
+    """
 
     def __init__(self, rows: int, pools: Mapping[str, int]) -> None:
         """``pools``: page size by KV pool key."""
         self.page_size = dict(pools)
-        self.lengths = {key: np.zeros(rows, np.int32) for key in pools}
         self.pages = {key: np.zeros(rows, np.int32) for key in pools}
+        self._lengths = {key: np.zeros(rows, np.int32) for key in pools}
+        self._outputs = np.zeros(rows, np.int32)
+        self._repeated: Advance | None = None
+        self._times = 0  #: committed and not yet applied
+
+    @property
+    def lengths(self) -> dict[str, np.ndarray]:
+        """Positions of each row by pool, int32."""
+        if self._times:
+            self._settle()
+        return self._lengths
+
+    @property
+    def outputs(self) -> np.ndarray:
+        """Output tokens of each row, those that are still on the device included, int32."""
+        if self._times:
+            self._settle()
+        return self._outputs
 
     def set_row(self, row: int, key: str, length: int, pages: int) -> None:
         self.lengths[key][row] = length
         self.pages[key][row] = pages
 
     def clear_row(self, row: int) -> None:
-        for key in self.lengths:
+        for key in self.page_size:
             self.set_row(row, key, 0, 0)
+        self.outputs[row] = 0
 
-    def add_pages(self, row: int, key: str, count: int) -> None:
-        self.pages[key][row] += count
+    def add_pages(self, rows: np.ndarray, key: str) -> None:
+        """A page more for each of ``rows``."""
+        self.pages[key][rows] += 1
 
     def commit(self, advance: Advance) -> None:
+        """A step that adds ``advance`` will run."""
+        if advance is not self._repeated:
+            if self._times:
+                self._settle()
+            self._repeated = advance
+        self._times += 1
+
+    def _settle(self) -> None:
+        advance, times = self._repeated, self._times
+        assert advance is not None
+        self._times = 0
+        rows = advance.rows
         for key in advance.pools:
-            lengths = self.lengths[key]
-            lengths[advance.rows] += advance.counts
-            full = self.pages[key][advance.rows] * self.page_size[key]
-            if (lengths[advance.rows] > full).any():
+            moved = self._lengths[key][rows] + times * advance.counts
+            if (moved > self.pages[key][rows] * self.page_size[key]).any():
                 raise AssertionError(f"a row of pool '{key}' grew beyond its pages")
+            self._lengths[key][rows] = moved
+        self._outputs[advance.sampled] += times
 
     def step_lengths(self, key: str, rows: np.ndarray, counts: np.ndarray | int) -> np.ndarray:
         """Lengths int32 ``[n]`` that a step over ``rows`` will see in pool ``key``, its own positions included."""

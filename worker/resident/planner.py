@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from denizen.worker.phases import Stopwatch
-from denizen.worker.pools.kv import SINK_PAGE
-from denizen.worker.pools.state import NULL_SLOT
+from denizen.worker.resident.inputs import StepInputs
+from denizen.worker.resident.ledger import Group
 from denizen.worker.resident.mirror import Advance
+from denizen.worker.resident.page_lists import PageLists, prefix_sum
 from denizen.worker.resident.tables import OUTPUT_COUNT, PAGES, ROW_TABLE, STATE_SLOTS, kv_table
 from denizen.worker.resident.writes import RowWrites
 from denizen.worker.sampling.params import Feature
@@ -28,11 +29,19 @@ if TYPE_CHECKING:
     from denizen.worker.models.base import Walk
     from denizen.worker.pools.kv import KvPool
     from denizen.worker.request import Request
+    from denizen.worker.resident.ledger import Ledger
     from denizen.worker.resident.mirror import Mirror
     from denizen.worker.resident.tables import TableLayout
+    from denizen.worker.sampling.params import SamplingParams
 
-#: Graph slots of a bucket: step N+1 is prepared in one while N runs from the other.
+#: Graph slots of a walk's bucket, and so the steps of a walk that may be under way: step N+1 waits in one while N runs
+#: from the other.
 GRAPH_SLOTS = 2
+
+
+#: A step that appends pages costs the host some ten microseconds more, however many: they are appended so many steps
+#: ahead, unless pages are scarce.
+_AHEAD = 8
 
 
 class PlanMode(Enum):
@@ -41,6 +50,10 @@ class PlanMode(Enum):
     HOST_PLAN_FREE = "host_plan_free"  #: nothing: the step gathers its own page arrays
     LENGTHS_ONLY = "lengths_only"  #: the prefix sum of page counts, from the mirror
     FULL = "full"  #: the page arrays themselves
+
+    def of_span(self, span: int) -> PlanMode:
+        """The mode of a pool with this span: one that is only read keeps its full plan, also beside one that is not."""
+        return self if span else PlanMode.FULL
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,46 +67,18 @@ class Entry:
     samples: bool  #: its last token is followed by a sampled one
 
 
-#: Words to which sections of a step's inputs are aligned: 16 bytes.
-_ALIGN = 4
-_PADDING = np.zeros(_ALIGN, np.int32)
+#: Pages that a decode step appends in one pool: its key, places of the requests int64 ``[n]``, and a page for each.
+Appended = tuple[str, np.ndarray, list[int]]
 
 
-class StepInputs:
-    """Everything a step reads from the host, in one int32 buffer, so that it travels in one copy."""
-
-    def __init__(self) -> None:
-        self._parts: list[np.ndarray] = []
-        self.sections: dict[str, tuple[int, int, tuple[int, ...]]] = {}
-        self._size = 0
-
-    def put(self, name: str, values: np.ndarray) -> None:
-        flat = values.reshape(-1)
-        self.sections[name] = (self._size, self._size + len(flat), values.shape)
-        self._parts.append(flat)
-        self._size += len(flat)
-        if padding := -self._size % _ALIGN:
-            self._parts.append(_PADDING[:padding])
-            self._size += padding
-
-    def section(self, buffer: np.ndarray, name: str) -> np.ndarray | None:
-        """The flat section ``name`` of a packed buffer; None if there is none."""
-        place = self.sections.get(name)
-        return None if place is None else buffer[place[0] : place[1]]
-
-    def pack(self) -> np.ndarray:
-        """The buffer; sections are ``buffer[begin:end]``, reshaped."""
-        return np.concatenate(self._parts, dtype=np.int32, casting="unsafe")
-
-
-@dataclass
+@dataclass(slots=True)
 class StepPlan:
-    """A prepared step. ``number`` and ``graph_slot`` are given when it is committed."""
+    """A prepared step. What stands after ``all_logits`` is given when it is committed."""
 
     walk: str
     bucket: int
     requests: list[Request]
-    starts: np.ndarray  #: int32 [n], position of each request's first token in the step
+    starts: np.ndarray | None  #: int32 [n], position of each request's first token in the step; None: the group's
     samples: list[bool] | None  #: whose last token is followed by a sampled one; None = all
     inputs: StepInputs
     buffer: np.ndarray
@@ -101,19 +86,36 @@ class StepPlan:
     sample: SamplePlan
     advance: Advance
     max_seqlen: int
-    begins: list[SamplerRow] = field(default_factory=list)
-    appended: list[tuple[Request, str, int]] = field(default_factory=list)  #: (request, pool key, page)
+    begins: Sequence[SamplerRow] = ()
+    appended: Sequence[Appended] = ()
+    group: Group | None = None  #: of a decode step
+    turn: int = 0  #: and which of its steps this is, from 0
+    reads: Mapping[str, PageLists] = field(default_factory=dict)  #: by key of the pools that the walk only reads
     all_logits: bool = False  #: logits of every token, for scoring
     number: int = 0
     graph_slot: int = 0
+    first: np.ndarray | None = None  #: of a prefill step: its ``positions``
+    ends: Sequence[int] = ()  #: places in ``sampling`` of requests whose last token, by ``max_tokens``, this step gives
 
     @property
     def entries(self) -> list[Entry]:
         """Each request's part. Made when asked for: the steady step does not need it."""
         samples = self.samples or [True] * len(self.requests)
         advance = self.advance
-        columns = (self.requests, advance.rows.tolist(), self.starts.tolist(), advance.counts.tolist(), samples)
+        starts = self.starts
+        if starts is None:
+            assert self.group is not None
+            starts = self.group.lengths + self.turn
+        columns = (self.requests, advance.rows.tolist(), starts.tolist(), advance.counts.tolist(), samples)
         return [Entry(*parts) for parts in zip(*columns, strict=True)]
+
+    @property
+    def positions(self) -> np.ndarray:
+        """int32 [m], index of the output token that each request of ``sampling`` gets. Known once it is committed."""
+        if self.group is not None:
+            return self.group.first + self.turn
+        assert self.first is not None
+        return self.first
 
     @property
     def sampling(self) -> list[Request]:
@@ -121,17 +123,6 @@ class StepPlan:
         if self.samples is None:
             return self.requests
         return [request for request, samples in zip(self.requests, self.samples, strict=True) if samples]
-
-
-@dataclass(frozen=True)
-class _Group:
-    """What stays the same while the same requests decode together."""
-
-    requests: list[Request]
-    rows: np.ndarray  #: int64 [n]
-    ones: np.ndarray  #: int32 [n]
-    slots: np.ndarray  #: int32 [bucket]
-    sample: SamplePlan | None  #: None: it depends on how many tokens there are
 
 
 class Planner:
@@ -154,18 +145,20 @@ class Planner:
         self.walks = walks
         self.resident = resident
         self.stopwatch = Stopwatch()
-        self._group: _Group | None = None
         self.buckets = tuple(buckets)
+        #: Steps ahead of which a row gets its next page, by pool: never two pages at once.
+        self.ahead = {key: min(_AHEAD, pool.page_size) for key, pool in pools.items()}
         self._steps = 0
         self._of_walk = dict.fromkeys(walks, 0)
-        self._written = {name: tuple(key for key in pools if walk.streams.get(key)) for name, walk in walks.items()}
+        self._grows = {name: walk.grows for name, walk in walks.items()}
         self._modes = {name: self._walk_modes(walk, mode) for name, walk in walks.items()}
+        #: A decode step needs nothing from the host but its slots, the pages that it appends, and lists of its group's.
+        self._free = resident and mode is PlanMode.HOST_PLAN_FREE
 
     def _walk_modes(self, walk: Walk, mode: PlanMode) -> dict[str, PlanMode]:
-        """A read-only pool keeps its full host plan, also beside a lengths-only pool."""
         if not self.resident:
             mode = PlanMode.FULL
-        return {key: mode if walk.streams[key] else PlanMode.FULL for key in self.pools if key in walk.streams}
+        return {key: mode.of_span(walk.streams[key]) for key in self.pools if key in walk.streams}
 
     def bucket_of(self, rows: int) -> int:
         """The smallest bucket that holds ``rows``."""
@@ -176,53 +169,66 @@ class Planner:
         row = request.row
         mirror = self.mirror
         short = {}
-        for key in self._written[walk]:
+        for key in self._grows[walk]:
             if mirror.lengths[key][row] >= mirror.pages[key][row] * mirror.page_size[key]:
                 short[key] = 1
         return short
 
-    def prepare_decode(self, requests: Sequence[Request]) -> StepPlan | None:
-        """One token for every request; None if the pages that it needs are not there (nothing is taken then)."""
+    def group(self, ledger: Ledger, rows: np.ndarray) -> Group:
+        """The requests of ``rows`` (int64, rising), to decode together."""
+        slots = np.zeros(self.bucket_of(len(rows)), np.int32)  # padded with the null row
+        slots[: len(rows)] = rows
+        group = Group.form(ledger, self.mirror, rows, slots, self.walks["decode"])
+        group.reads = self._reads("decode", group.requests, rows, len(slots))
+        return group
+
+    def prepare_decode(self, group: Group) -> StepPlan | None:
+        """One token for every row of the group; None if the pages that it needs are not there (none are taken then)."""
         self.stopwatch.lap("plan_rest")
-        group = self._group
-        if group is None or group.requests != requests:
-            group = self._group = self._make_group(list(requests))
-        rows = group.rows
-        appended = self._append_pages(requests, rows)
+        appended = self._append_pages(group)
         if appended is None:
             return None
-        bucket = len(group.slots)
-        writes = RowWrites(self.layout)
-        if not self.resident:
-            for request in requests:
-                self._rewrite_row(writes, request, appended)
-        else:
-            for key in {key for _, key, _ in appended}:
-                own = [(request.row, page) for request, pool, page in appended if pool == key]
-                where = np.asarray([row for row, _ in own], np.int64)
-                writes.put_words(kv_table(key), where, PAGES + self.mirror.pages[key][where], [page for _, page in own])
-        inputs = StepInputs()
-        inputs.put("slots", group.slots)
-        self._put_writes(inputs, writes)
-        self._put_pages("decode", inputs, requests, rows, group.ones, bucket, appended)
-        starts = self.mirror.lengths[self._written["decode"][0]][rows]
+        inputs, buffer = group.inputs, group.buffer
+        if appended or not self._free:
+            inputs = self._decode_inputs(group, appended)
+            buffer = inputs.pack()
         self.stopwatch.lap("plan_kv")
-        sample = group.sample or self._sample(requests, bucket)
+        sample = self._sample(group)
         self.stopwatch.lap("plan_sampler")
         return StepPlan(
             "decode",
-            bucket,
+            len(group.slots),
             group.requests,
-            starts,
+            None,
             None,
             inputs,
-            inputs.pack(),
+            buffer,
             self._modes["decode"],
             sample,
-            Advance(rows, group.ones, self._written["decode"]),
+            group.advance,
             1,
             appended=appended,
+            group=group,
+            turn=group.turn,
+            reads=group.reads,
         )
+
+    def _decode_inputs(self, group: Group, appended: Sequence[Appended]) -> StepInputs:
+        writes = RowWrites(self.layout)
+        if not self.resident:
+            for index, request in enumerate(group.requests):
+                self._rewrite_row(writes, request, _pages_of(index, appended))
+        else:
+            for key, places, pages in appended:
+                where = group.rows[places]
+                writes.put_words(kv_table(key), where, PAGES + self.mirror.pages[key][where], pages)
+        inputs = StepInputs()
+        inputs.put("slots", group.slots)
+        self._put_writes(inputs, writes)
+        if not self._free:
+            counts, bucket = group.advance.counts, len(group.slots)
+            self._put_pages("decode", inputs, group.requests, group.rows, counts, bucket, appended)
+        return inputs
 
     def prepare_prefill(self, chunks: Sequence[tuple[Request, int]]) -> StepPlan:
         """The next ``count`` tokens of every request; the rows of requests that begin are written."""
@@ -239,7 +245,7 @@ class Planner:
                 self._write_row(writes, request)
                 begins += self._sampler_rows(request)
             elif not self.resident:
-                self._rewrite_row(writes, request, [])
+                self._rewrite_row(writes, request, {})
         cu_seqlens = np.zeros(len(chunks) + 1, np.int32)
         np.cumsum(counts, out=cu_seqlens[1:])
         inputs = StepInputs()
@@ -252,75 +258,95 @@ class Planner:
             "tokens",
             np.concatenate([r.tokens[e.start : e.start + e.count] for r, e in zip(requests, entries, strict=True)]),
         )
-        inputs.put("sampled", np.flatnonzero([entry.samples for entry in entries]).astype(np.int32))
+        samples = [entry.samples for entry in entries]
+        sampled = np.flatnonzero(samples)
+        inputs.put("sampled", sampled.astype(np.int32))
         self._put_pages("prefill", inputs, requests, rows, counts, len(rows), [])
         self.stopwatch.lap("plan_kv")
-        sampled = [(e.request.params, e.request.planned) for e in entries if e.samples]
-        sample = SamplePlan.of(sampled, len(sampled))
+        # Every token of a request that is being prefilled has arrived.
+        asked = [(e.request.params, len(e.request.outputs)) for e in entries if e.samples]
+        bits = np.fromiter((params.features for params, _ in asked), np.int32, len(asked))
+        sample = SamplePlan.of(bits, len(asked), lambda: asked)
         self.stopwatch.lap("plan_sampler")
         return StepPlan(
             "prefill",
             len(rows),
             requests,
             starts,
-            [entry.samples for entry in entries],
+            samples,
             inputs,
             inputs.pack(),
             self._modes["prefill"],
             sample,
-            Advance(rows, counts, self._written["prefill"]),
+            Advance(rows, counts, self._grows["prefill"], rows[sampled]),
             int(counts.max()),
             begins,
+            reads=self._reads("prefill", requests, rows, len(rows)),
         )
 
-    def _make_group(self, requests: list[Request]) -> _Group:
-        rows = np.fromiter((request.row for request in requests), np.int64, len(requests))
-        slots = np.full(self.bucket_of(len(requests)), NULL_SLOT, np.int32)
-        slots[: len(rows)] = rows
-        counted = any(request.params.features & Feature.MIN_TOKENS for request in requests)
-        sample = None if counted else self._sample(requests, len(slots))
-        return _Group(requests, rows, np.ones(len(rows), np.int32), slots, sample)
+    def _sample(self, group: Group) -> SamplePlan:
+        def rows() -> list[tuple[SamplingParams, int]]:
+            indices = (group.first + group.turn).tolist()
+            return [(request.params, index) for request, index in zip(group.requests, indices, strict=True)]
 
-    def _sample(self, requests: Sequence[Request], bucket: int) -> SamplePlan:
-        return SamplePlan.of([(request.params, request.planned) for request in requests], bucket)
-
-    def row_freed(self) -> None:
-        """A request gave up its row: it may come back with another."""
-        self._group = None
+        if group.sample is None or group.sample.features & Feature.MIN_TOKENS:  # the latter changes with the outputs
+            group.sample = SamplePlan.of(group.features, len(group.slots), rows)
+        return group.sample
 
     def commit(self, plan: StepPlan) -> None:
-        """The step will run next: moves the mirror."""
+        """The step will run, after those of its walk that were committed before: moves the mirror."""
         self._steps += 1
         plan.number = self._steps
-        # Slots alternate within a walk: an iteration has a step of each, and two iterations may be on the device.
+        # Slots alternate within a walk: each walk has its own, and its own steps under way.
         self._of_walk[plan.walk] += 1
         plan.graph_slot = self._of_walk[plan.walk] % GRAPH_SLOTS
-        for request, key, page in plan.appended:
-            assert request.held is not None
-            request.held.pages[key].append(page)
-            self.mirror.add_pages(request.row, key, 1)
+        for key, places, pages in plan.appended:
+            for place, page in zip(places.tolist(), pages, strict=True):
+                held = plan.requests[place].held
+                assert held is not None
+                own = held.pages[key]
+                own.append(page)
+                if len(own) > self.layout.max_pages[key]:
+                    raise AssertionError(f"request {plan.requests[place].id} outgrew its row of pool '{key}'")
+            self.mirror.add_pages(plan.advance.rows[places], key)
+            group = plan.group
+            assert group is not None
+            group.room[key][places] += self.mirror.page_size[key]
+            group.short_at[key] = int(group.room[key].min())
+        if plan.group is None:
+            plan.first = self.mirror.outputs[plan.advance.sampled]
+        else:
+            assert plan.turn == plan.group.turn
+            plan.group.turn += 1
         self.mirror.commit(plan.advance)
 
     def drop(self, plan: StepPlan) -> None:
         """The prepared step will not run: its pages go back, nothing else has moved."""
-        for _, key, page in plan.appended:
-            self.pools[key].give([page])
+        self._give_back(plan.appended)
 
-    def _append_pages(self, requests: Sequence[Request], rows: np.ndarray) -> list[tuple[Request, str, int]] | None:
-        appended: list[tuple[Request, str, int]] = []
-        for key in self._written["decode"]:
-            mirror = self.mirror
-            short = mirror.lengths[key][rows] >= mirror.pages[key][rows] * mirror.page_size[key]
-            if not short.any():
+    def _give_back(self, appended: Sequence[Appended]) -> None:
+        for key, _, pages in reversed(appended):
+            self.pools[key].give(pages)
+
+    def _append_pages(self, group: Group) -> Sequence[Appended] | None:
+        """Pages for the rows that have none for this step, and with them for those that soon have none: then most steps
+        append nothing. Where pages are scarce, for this step alone; None if there are not even these."""
+        appended: list[Appended] = []
+        turn = group.turn
+        for key, short_at in group.short_at.items():
+            if turn < short_at:
                 continue
-            indices = np.flatnonzero(short)
-            pages = self.pools[key].take(len(indices))
+            pool, room = self.pools[key], group.room[key]
+            ahead = self.ahead[key] if 2 * len(group.requests) <= pool.free else 1
+            # A row that ends before needs no more; it could outgrow the table.
+            places = ((room < turn + ahead) & (room < group.left)).nonzero()[0]
+            pages = pool.take(len(places))
             if pages is None:
-                for _, other, page in appended:
-                    self.pools[other].give([page])
+                self._give_back(appended)
                 return None
-            appended += [(requests[index], key, page) for index, page in zip(indices.tolist(), pages, strict=True)]
-        return appended
+            if pages:
+                appended.append((key, places, pages))
+        return appended or ()
 
     def _put_writes(self, inputs: StepInputs, writes: RowWrites) -> None:
         if len(writes):
@@ -329,23 +355,27 @@ class Planner:
             inputs.put("payload", payload)
 
     def _write_row(self, writes: RowWrites, request: Request) -> None:
-        """The whole row of a request that begins: one run a KV pool, and one for the rest."""
+        """The whole row of a request that begins: one run a KV pool, and one for the rest.
+
+        Its length is 0 where tokens are yet to come, and its context's where it holds one.
+        """
         held = request.held
         assert held is not None
         for key in self.pools:
-            writes.put(kv_table(key), held.row, 0, [0] * PAGES + held.pages[key])
+            length = int(self.mirror.lengths[key][held.row])
+            writes.put(kv_table(key), held.row, 0, [length] + [0] * (PAGES - 1) + held.pages[key])
         state = [held.state[key] for key in self.layout.state_pools]
         head = np.zeros(self.layout.sampler_column, np.int32)
         head[OUTPUT_COUNT] = len(request.outputs)
         head[STATE_SLOTS : STATE_SLOTS + len(state)] = state
         writes.put(ROW_TABLE, held.row, 0, np.concatenate([head, request.params.packed]))
 
-    def _rewrite_row(self, writes: RowWrites, request: Request, appended: list[tuple[Request, str, int]]) -> None:
+    def _rewrite_row(self, writes: RowWrites, request: Request, appended: Mapping[str, int]) -> None:
         """Without residency: what the host knows of the row, again. Last token and output count are the device's."""
         held = request.held
         assert held is not None
         for key in self.pools:
-            pages = held.pages[key] + [page for owner, pool, page in appended if owner is request and pool == key]
+            pages = held.pages[key] + ([appended[key]] if key in appended else [])
             length = int(self.mirror.lengths[key][held.row])
             writes.put(kv_table(key), held.row, 0, [length] + [0] * (PAGES - 1) + pages)
         head = np.zeros(self.layout.sampler_column - STATE_SLOTS, np.int32)
@@ -367,31 +397,47 @@ class Planner:
         rows: np.ndarray,
         counts: np.ndarray,
         bucket: int,
-        appended: list[tuple[Request, str, int]],
+        appended: Sequence[Appended],
     ) -> None:
-        """The host's page arrays of pools that need them: see ``kernels/page_gather.py`` for their meaning."""
+        """The host's page arrays of written pools that need them: see ``kernels/page_gather.py`` for their meaning."""
         for key, mode in self._modes[walk].items():
-            if mode is PlanMode.HOST_PLAN_FREE:
+            if mode is PlanMode.HOST_PLAN_FREE or not self.walks[walk].streams[key]:
                 continue
-            span = counts if self.walks[walk].streams[key] else 0
-            lengths = np.ones(bucket, np.int32)
-            lengths[: len(rows)] = np.maximum(self.mirror.step_lengths(key, rows, span), 1)
+            lengths = self._lengths(key, rows, counts if key in self._grows[walk] else 0, bucket)
             size = self.mirror.page_size[key]
-            page_counts = (lengths + size - 1) // size
-            indptr = np.zeros(bucket + 1, np.int32)
-            np.cumsum(page_counts, out=indptr[1:])
-            inputs.put(f"indptr:{key}", indptr)
-            if mode is not PlanMode.FULL:
+            if mode is PlanMode.LENGTHS_ONLY:
+                inputs.put(f"indptr:{key}", prefix_sum(-(-lengths // size)))
                 continue
-            extra: dict[int, list[int]] = {}
-            for request, pool, page in appended:
-                if pool == key:
-                    extra.setdefault(request.row, []).append(page)
-            indices: list[int] = []
-            for request, count in zip(requests, page_counts, strict=False):
+            owned = []
+            for index, request in enumerate(requests):
                 assert request.held is not None
-                pages = request.held.pages[key] + extra.get(request.row, [])
-                indices += pages[:count] or [SINK_PAGE]
-            indices += [SINK_PAGE] * (bucket - len(rows))
-            inputs.put(f"indices:{key}", np.asarray(indices, np.int32))
-            inputs.put(f"last_page_len:{key}", (lengths - 1) % size + 1)
+                extra = _pages_of(index, appended)
+                owned.append(request.held.pages[key] + ([extra[key]] if key in extra else []))
+            lists = PageLists.of(owned, lengths, size)
+            inputs.put(f"indptr:{key}", lists.indptr)
+            inputs.put(f"indices:{key}", lists.indices)
+            inputs.put(f"last_page_len:{key}", lists.last_page_len)
+
+    def _reads(self, walk: str, requests: Sequence[Request], rows: np.ndarray, bucket: int) -> dict[str, PageLists]:
+        """Pools that the walk only reads, which the host always plans in full."""
+        reads = {}
+        for key in (key for key, span in self.walks[walk].streams.items() if not span):
+            owned = [request.held.pages[key] for request in requests if request.held is not None]
+            reads[key] = PageLists.of(owned, self._lengths(key, rows, 0, bucket), self.mirror.page_size[key])
+        return reads
+
+    def _lengths(self, key: str, rows: np.ndarray, counts: np.ndarray | int, bucket: int) -> np.ndarray:
+        """Lengths int32 ``[bucket]`` that the step sees in the pool; padding rows have 1."""
+        lengths = np.ones(bucket, np.int32)
+        lengths[: len(rows)] = np.maximum(self.mirror.step_lengths(key, rows, counts), 1)
+        return lengths
+
+
+def _pages_of(index: int, appended: Sequence[Appended]) -> dict[str, int]:
+    """The pages by pool that a step appends to the request at ``index``."""
+    found = {}
+    for key, indices, pages in appended:
+        place = int(np.searchsorted(indices, index))
+        if place < len(indices) and indices[place] == index:
+            found[key] = pages[place]
+    return found

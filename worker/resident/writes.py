@@ -22,9 +22,10 @@ class RowWrites:
         self._runs: list[tuple[int, int]] = []
         self._payload: list[np.ndarray] = []
         self._table = ""
+        self._words: list[tuple[np.ndarray, np.ndarray]] = []  #: runs of one word, their words
 
     def __len__(self) -> int:
-        return len(self._runs)
+        return len(self._runs) + sum(len(runs) for runs, _ in self._words)
 
     def put(self, table: str, row: int, column: int, values: np.ndarray | list[int]) -> None:
         """Writes ``values`` (int32 words) to ``table`` from ``(row, column)`` on, within that row."""
@@ -43,16 +44,16 @@ class RowWrites:
         self._payload.append(words)
 
     def put_words(self, table: str, rows: np.ndarray, columns: np.ndarray, words: list[int]) -> None:
-        """Writes one word to each of several rows: runs of their own."""
+        """Writes one word to each of several rows: runs of their own. The caller keeps within the table."""
         place = self._layout.tables[table]
-        if not (rows > 0).all() or not (columns < place.width).all():
-            raise AssertionError(f"row write outside table '{table}': rows {rows}, columns {columns}")
-        self._runs += [(start, 1) for start in (place.offset + rows * place.width + columns).tolist()]
-        self._table = ""
-        self._payload.append(np.asarray(words, np.int32))
+        runs = np.ones((len(rows), 2), np.int32)
+        runs[:, 0] = rows * place.width + (columns + place.offset)
+        self._words.append((runs, np.array(words, np.int32)))
 
     def pack(self) -> tuple[np.ndarray, np.ndarray]:
         """``runs`` int32 ``[n, 2]`` (first word in the tables, words) and ``payload`` int32 ``[m]`` in run order."""
-        if not self._runs:
-            return np.empty((0, 2), np.int32), np.empty(0, np.int32)
-        return np.asarray(self._runs, np.int32), np.concatenate(self._payload)
+        if len(self._words) == 1 and not self._runs:
+            return self._words[0]
+        runs = [np.array(self._runs, np.int32).reshape(-1, 2), *(runs for runs, _ in self._words)]
+        payload = [np.empty(0, np.int32), *self._payload, *(words for _, words in self._words)]
+        return np.concatenate(runs), np.concatenate(payload)

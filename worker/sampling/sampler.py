@@ -22,7 +22,7 @@ from denizen.worker.sampling.params import ROW_BYTES, Feature, SamplingParams, u
 from denizen.worker.sampling.state import IN_PROMPT, SamplerState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 #: Candidates that a filtering row looks at first. A row whose filters keep them all looks at more, at last at all.
 CANDIDATES = 128
@@ -48,22 +48,27 @@ class SamplePlan:
     candidates: int = CANDIDATES
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[SamplingParams, int]], padded: int) -> SamplePlan:
-        """``rows``: parameters and index of the output token to come, per row; the batch has ``padded`` rows."""
-        bits = [params.features for params, _ in rows]
-        features = 0
-        for value in bits:
-            features |= value
+    def of(cls, bits: np.ndarray, padded: int, rows: Callable[[], Sequence[tuple[SamplingParams, int]]]) -> SamplePlan:
+        """``bits`` int32 ``[n]``: features of each row; the batch has ``padded`` rows, null rows being greedy.
+
+        ``rows``: gives the parameters of each row and the index of its output token to come. Few steps need them.
+        """
+        features = int(np.bitwise_or.reduce(bits))
         if not features:
             return _GREEDY
-        asked = np.asarray(bits + [0] * (padded - len(rows)))  # null rows are greedy
+        asked = np.zeros(padded, np.int32)
+        asked[: len(bits)] = bits
         min_tokens = _no_rows()
-        if features & Feature.MIN_TOKENS:
-            early = [bool(p.features & Feature.MIN_TOKENS) and index < p.min_tokens for p, index in rows]
+        alternatives, candidates = 0, CANDIDATES
+        if features & (Feature.MIN_TOKENS | Feature.LOGPROBS | Feature.FILTER):
+            known = rows()
+            alternatives = max(p.logprobs or 0 for p, _ in known)
+            top_k = [p.top_k for p, _ in known if p.features & Feature.FILTER]
+            candidates = max([CANDIDATES] + [k + 1 for k in top_k if k < CANDIDATES * _MORE])
+            early = [bool(p.features & Feature.MIN_TOKENS) and index < p.min_tokens for p, index in known]
             min_tokens = np.flatnonzero(early)
             if not len(min_tokens):
                 features &= ~Feature.MIN_TOKENS
-        top_k = [p.top_k for p, _ in rows] if features & Feature.FILTER else []
         draws = asked & (Feature.DRAW | Feature.FILTER)
         return cls(
             features,
@@ -73,8 +78,8 @@ class SamplePlan:
             np.flatnonzero(asked & Feature.PENALTY),
             np.flatnonzero(asked & Feature.BIAS),
             min_tokens,
-            max(p.logprobs or 0 for p, _ in rows),
-            max([CANDIDATES] + [k + 1 for k in top_k if k < CANDIDATES * _MORE]),
+            alternatives,
+            candidates,
         )
 
 

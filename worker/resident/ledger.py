@@ -1,0 +1,157 @@
+"""What the scheduler counts of every row, and the rows that decode together.
+
+A step of 128 rows costs a few array operations instead of loops over 128 requests; what the members of a group share
+is found once, when the group forms.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from denizen.worker.protocol import token_rows
+from denizen.worker.resident.inputs import StepInputs
+from denizen.worker.resident.mirror import Advance
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from denizen.worker.models.base import Walk
+    from denizen.worker.request import Request
+    from denizen.worker.resident.mirror import Mirror
+    from denizen.worker.resident.page_lists import PageLists
+    from denizen.worker.resident.planner import StepPlan
+    from denizen.worker.sampling.sampler import SamplePlan
+
+
+class Ledger:
+    """Arrays of one entry a row of the device tables. Used by the plan thread only."""
+
+    def __init__(self, rows: int) -> None:
+        self.requests = np.empty(rows, object)  #: owner or None; also while its holdings wait for its last step
+        self.outputs = np.empty(rows, object)  #: the owner's list of tokens
+        self._in_flight = np.zeros(rows, np.int32)
+        self._group: Group | None = None  #: whose steps were only counted
+        self._counted = 0  #: and are still to be added to its rows
+        self.decodes = np.zeros(rows, bool)  #: its next step is a decode step
+        self.limit = np.zeros(rows, np.int32)  #: most output tokens
+        self.features = np.zeros(rows, np.int32)  #: bits of ``sampling.params.Feature``
+        self.packed = token_rows(np.zeros(rows, np.uint64))  #: TOKENS rows with the request's id
+        self._stops: Counter[frozenset[int]] = Counter()  #: sets of end ids, and how many rows have each
+        self.stop_ids: frozenset[int] = frozenset()  #: of all rows
+
+    @property
+    def in_flight(self) -> np.ndarray:
+        """Committed steps that hold each row and have not completed, int32."""
+        if self._counted:
+            assert self._group is not None
+            self._in_flight[self._group.rows] += self._counted
+            self._counted = 0
+        return self._in_flight
+
+    def committed(self, plan: StepPlan) -> None:
+        """A step is queued."""
+        self._move(plan, 1)
+
+    def completed(self, plan: StepPlan) -> None:
+        """A step has run."""
+        self._move(plan, -1)
+
+    def _move(self, plan: StepPlan, by: int) -> None:
+        if plan.group is None or plan.group is not self._group:
+            self.in_flight[plan.advance.rows] += by
+            if plan.group is not None:
+                self._group = plan.group
+        else:
+            self._counted += by
+
+    def open(self, row: int, request: Request) -> None:
+        """The row belongs to ``request``."""
+        assert not self.in_flight[row]
+        self.requests[row] = request
+        self.limit[row] = request.max_tokens
+        self.features[row] = request.params.features
+        self.outputs[row] = request.outputs
+        self.packed["request"][row] = request.id
+        stops = request.params.stop_ids
+        self._stops[stops] += 1
+        if self._stops[stops] == 1:
+            self.stop_ids |= stops
+
+    def close(self, row: int) -> None:
+        """The row is free."""
+        request = self.requests[row]
+        assert request is not None
+        assert not self.in_flight[row]
+        self.requests[row] = self.outputs[row] = None
+        self.decodes[row] = False
+        stops = request.params.stop_ids
+        self._stops[stops] -= 1
+        if not self._stops[stops]:
+            del self._stops[stops]
+            self.stop_ids = frozenset().union(*self._stops)
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """Rows that decode together, by row number: what their steps have in common until one leaves or joins."""
+
+    requests: list[Request]
+    advance: Advance
+    slots: np.ndarray  #: int32 [bucket], padded with the null row
+    lengths: np.ndarray  #: int32 [n], of the pool that positions follow, before their first step
+    first: np.ndarray  #: int32 [n], index of the output token of their first step
+    left: np.ndarray  #: int32 [n], steps until each needs no more
+    turns: int  #: the least of them
+    room: dict[str, np.ndarray]  #: int32 [n] by pool that they write: steps for which each row has pages
+    short_at: dict[str, int]  #: by pool: the turn in which a page must be appended
+    features: np.ndarray  #: int32 [n]
+    outputs: list[list[int]]  #: of each request
+    stop_ids: frozenset[int]  #: a token that is not in here ends nobody
+    packed: np.ndarray  #: TOKENS rows, positions and tokens still to be filled in
+    inputs: StepInputs  #: of a step without row writes and page arrays
+    buffer: np.ndarray
+    sample: SamplePlan | None = None  #: of the newest step
+    reads: Mapping[str, PageLists] = field(default_factory=dict)  #: by key of the KV pools that decode only reads
+    turn: int = 0  #: committed steps
+
+    @property
+    def rows(self) -> np.ndarray:
+        """int64 [n]"""
+        return self.advance.rows
+
+    @classmethod
+    def form(cls, ledger: Ledger, mirror: Mirror, rows: np.ndarray, slots: np.ndarray, walk: Walk) -> Group:
+        """``rows`` int64, rising; ``walk``: decode."""
+        pools = walk.grows
+        count = len(rows)
+        assert not count or rows[0] > 0
+        lengths = {key: mirror.lengths[key][rows] for key in pools}
+        room = {key: mirror.pages[key][rows] * mirror.page_size[key] - lengths[key] for key in pools}
+        first = mirror.outputs[rows]
+        left = ledger.limit[rows] - first
+        inputs = StepInputs()
+        inputs.put("slots", slots)
+        return cls(
+            ledger.requests[rows].tolist(),
+            Advance(rows, np.ones(count, np.int32), pools, rows),
+            slots,
+            lengths[walk.positions],
+            first,
+            left,
+            _least(left),
+            room,
+            {key: _least(values) for key, values in room.items()},
+            ledger.features[rows],
+            ledger.outputs[rows].tolist(),
+            ledger.stop_ids,
+            ledger.packed[rows],
+            inputs,
+            inputs.pack(),
+        )
+
+
+def _least(values: np.ndarray) -> int:
+    return int(np.minimum.reduce(values)) if len(values) else 0
