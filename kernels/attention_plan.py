@@ -17,8 +17,8 @@ from denizen.kernels.jit import jit, power_of_two, tl
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Queries of one block's tile: entries that a program of the kernel writes.
-_BLOCK = 128
+#: Entries that a program of the kernel writes. Few, since it compares each with every row.
+_BLOCK = 32
 
 
 @dataclass(frozen=True)

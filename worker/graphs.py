@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -80,15 +79,16 @@ class Launched:
         self,
         step: StaticStep,
         plan: StepPlan,
+        stream: torch.cuda.Stream | None,
         scores: list[PromptScores] | None = None,
         logits: torch.Tensor | None = None,
     ) -> None:
-        """``logits``: of every token, to go into the result. Called in the step's stream."""
+        """``stream``: the step's; None = the caller's. ``logits``: of every token, to go into the result."""
         self._mailbox = step.mailbox
         self._plan = plan
         self._scores = scores
         self._logits = logits
-        self._stream = torch.cuda.current_stream() if step.mailbox.delivered.is_cuda else None
+        self._stream = stream
         self._mailbox.expected += 1
         self._count = self._mailbox.expected
 
@@ -106,7 +106,8 @@ class Launched:
             if now < check:
                 continue
             check = now + _CHECK_S
-            if self._stream is None or self._stream.query():  # raises if a kernel failed
+            stream = self._stream or torch.cuda.current_stream()
+            if stream.query():  # raises if a kernel failed
                 lost = lost or now + _LOST_S
                 if now > lost:
                     raise StepError("the step has run, but its tokens have not arrived")
@@ -246,14 +247,13 @@ class GraphRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
         """Queues the step on its walk's stream and returns at once, unless it scores a prompt."""
-        with self._stream_of(plan.walk):
-            return self._launch(plan)
+        stream = self._prefill_stream if plan.walk == "prefill" else None
+        if stream is None:
+            return self._launch(plan, None)
+        with torch.cuda.stream(stream):
+            return self._launch(plan, stream)
 
-    def _stream_of(self, walk: str) -> AbstractContextManager[object]:
-        stream = self._prefill_stream
-        return nullcontext() if stream is None or walk == "decode" else torch.cuda.stream(stream)
-
-    def _launch(self, plan: StepPlan) -> Launched:
+    def _launch(self, plan: StepPlan, stream: torch.cuda.Stream | None) -> Launched:
         step = self._step(plan)
         for row in plan.begins:
             self.sampler.begin(row)
@@ -265,13 +265,13 @@ class GraphRunner:
             self.stopwatch.lap("plan_attention")
         variant = Variant.of(plan.sample.features)
         if plan.all_logits or self._scores_prompt(plan):
-            return self._score(step, plan, variant)
+            return self._score(step, plan, variant, stream)
         graph = self._graphs.get((plan.walk, self._bucket(plan), plan.graph_slot, variant))
         if graph is None:  # not captured: the same step, kernel by kernel
             step.finish(step.forward(), variant)
         else:
             graph.replay()
-        return Launched(step, plan)
+        return Launched(step, plan, stream)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Launches and waits."""
@@ -279,7 +279,7 @@ class GraphRunner:
         launched.wait()
         return launched.result()
 
-    def _score(self, step: StaticStep, plan: StepPlan, variant: Variant) -> Launched:
+    def _score(self, step: StaticStep, plan: StepPlan, variant: Variant, stream: torch.cuda.Stream | None) -> Launched:
         """Without a graph: steps that need more than the sampled rows' logits."""
         hidden = step.forward()
         scores = score_prompt(plan, hidden, self.model.logits) if plan.walk == "prefill" else None
@@ -287,7 +287,7 @@ class GraphRunner:
         if plan.all_logits:
             logits = self.model.logits(hidden[: int(plan.advance.counts.sum())]).float()
         step.finish(hidden, variant)  # last: when its tokens are there, so is everything else
-        return Launched(step, plan, scores, logits)
+        return Launched(step, plan, stream, scores, logits)
 
     def _scores_prompt(self, plan: StepPlan) -> bool:
         return plan.walk == "prefill" and any(request.prompt_logprobs is not None for request in plan.requests)

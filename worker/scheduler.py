@@ -245,7 +245,10 @@ class Scheduler:
                 return False
         pages = {}
         for key, pool in self.kv.items():
-            taken = pool.take(pool.pages_for(request.length))
+            count = pool.pages_for(request.length)
+            if count + 2 * spare < pool.free:  # not scarce: for the first decode steps too
+                count = pool.pages_for(min(request.length + self.planner.ahead[key], last))
+            taken = pool.take(count)
             assert taken is not None
             pages[key] = taken
         row = self.rows.take()

@@ -171,8 +171,9 @@ def test_the_device_holds_what_the_host_would_plan() -> None:
         held = {key: [list(request.held.pages[key]) for request in plan.requests] for key in ("self", "context")}
         rows = plan.advance.rows
         _run(served, plan)
-        for request, key, page in plan.appended:
-            held[key][plan.requests.index(request)].append(page)
+        for key, places, pages in plan.appended:
+            for place, page in zip(places.tolist(), pages, strict=True):
+                held[key][place].append(page)
         bound = runner._steps["decode", plan.bucket, plan.graph_slot].attention
         lengths = {
             "self": np.asarray([entry.start + 1 for entry in plan.entries]),
@@ -230,7 +231,7 @@ def test_neither_walk_waits_for_the_other() -> None:
         plans = {"decode": scheduler.plan_decode(), "prefill": scheduler.plan_prefill()}
         for plan in plans.values():
             scheduler.commit(plan)
-        with runner._stream_of(held):
+        with torch.cuda.stream(runner._prefill_stream if held == "prefill" else torch.cuda.current_stream()):
             torch.cuda._sleep(1 << 32)  # some seconds
         other = "decode" if held == "prefill" else "prefill"
         waits, goes = runner.launch(plans[held]), runner.launch(plans[other])

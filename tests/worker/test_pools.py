@@ -231,15 +231,17 @@ def test_a_rewritten_row_is_one_copy_a_pool():
     plan = scheduler.plan_decode()
     runs = plan.inputs.section(plan.buffer, "runs").reshape(-1, 2)
     layout = scheduler.planner.layout
-    for row in (request.row for request in scheduler.running):
+    scheduler.commit(plan)
+    for request in scheduler.running:
+        row = request.row
         starts = {name: place.offset + row * place.width for name, place in layout.tables.items()}
         mine = {
             name: [size for start, size in runs.tolist() if begin <= start < begin + layout.tables[name].width]
             for name, begin in starts.items()
         }
         assert [len(sizes) for sizes in mine.values()] == [1, 1, 1]
-        assert mine["kv:context"] == [PAGES + 3]
-        assert mine["kv:self"] == [PAGES + 3]
+        for key, pages in request.held.pages.items():
+            assert mine[f"kv:{key}"] == [PAGES + len(pages)]
 
 
 def test_positions_follow_the_pool_that_the_walk_names():

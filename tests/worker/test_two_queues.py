@@ -228,10 +228,10 @@ def test_chunks_of_a_prompt_follow_each_other_and_the_row_decodes_after_the_last
 
 def test_a_preemption_with_the_prefill_in_flight():
     """The youngest gives up everything while its prefill runs; its token still counts, and it is computed anew."""
-    served = serve_toy(kv_tokens=16, max_rows=2)  # four pages
+    served = serve_toy(kv_tokens=20, max_rows=2)  # five pages
     scheduler = served.scheduler
     old, young = _request(1, 6), _request(2, 3, 3)
-    old.max_tokens = 10
+    old.max_tokens = 14
     _running(scheduler, old)
     scheduler.submit(young)
     prefill = _committed(scheduler, scheduler.plan_prefill())

@@ -32,5 +32,7 @@ class StepInputs:
         return None if place is None else buffer[place[0] : place[1]]
 
     def pack(self) -> np.ndarray:
-        """The buffer; sections are ``buffer[begin:end]``, reshaped."""
+        """The buffer, not to be written to; sections are ``buffer[begin:end]``, reshaped."""
+        if len(self._parts) == 1 and self._parts[0].dtype == np.int32:
+            return self._parts[0]
         return np.concatenate(self._parts, dtype=np.int32, casting="unsafe")

@@ -30,14 +30,15 @@ class Ledger:
     """Arrays of one entry a row of the device tables. Used by the plan thread only."""
 
     def __init__(self, rows: int) -> None:
-        self.requests: list[Request | None] = [None] * rows  #: owner; also while its holdings wait for its last step
+        self.requests = np.empty(rows, object)  #: owner or None; also while its holdings wait for its last step
+        self.outputs = np.empty(rows, object)  #: the owner's list of tokens
         self._in_flight = np.zeros(rows, np.int32)
         self._group: Group | None = None  #: whose steps were only counted
         self._counted = 0  #: and are still to be added to its rows
         self.decodes = np.zeros(rows, bool)  #: its next step is a decode step
         self.limit = np.zeros(rows, np.int32)  #: most output tokens
         self.features = np.zeros(rows, np.int32)  #: bits of ``sampling.params.Feature``
-        self.ids = np.zeros(rows, np.uint64)  #: request ids
+        self.packed = token_rows(np.zeros(rows, np.uint64))  #: TOKENS rows with the request's id
         self._stops: Counter[frozenset[int]] = Counter()  #: sets of end ids, and how many rows have each
         self.stop_ids: frozenset[int] = frozenset()  #: of all rows
 
@@ -72,7 +73,8 @@ class Ledger:
         self.requests[row] = request
         self.limit[row] = request.max_tokens
         self.features[row] = request.params.features
-        self.ids[row] = request.id
+        self.outputs[row] = request.outputs
+        self.packed["request"][row] = request.id
         stops = request.params.stop_ids
         self._stops[stops] += 1
         if self._stops[stops] == 1:
@@ -83,18 +85,13 @@ class Ledger:
         request = self.requests[row]
         assert request is not None
         assert not self.in_flight[row]
-        self.requests[row] = None
+        self.requests[row] = self.outputs[row] = None
         self.decodes[row] = False
         stops = request.params.stop_ids
         self._stops[stops] -= 1
         if not self._stops[stops]:
             del self._stops[stops]
             self.stop_ids = frozenset().union(*self._stops)
-
-    def owners(self, rows: np.ndarray) -> list[Request]:
-        """The requests of ``rows``."""
-        requests = self.requests
-        return [request for row in rows.tolist() if (request := requests[row]) is not None]
 
 
 @dataclass(eq=False, slots=True)
@@ -106,16 +103,17 @@ class Group:
     slots: np.ndarray  #: int32 [bucket], padded with the null row
     lengths: np.ndarray  #: int32 [n], of the pool that positions follow, before their first step
     first: np.ndarray  #: int32 [n], index of the output token of their first step
-    turns: int  #: steps until the first of them needs no more
-    due: dict[str, np.ndarray]  #: int32 [n] by pool that they write: the first turn in which a row needs a page
-    rest: dict[str, np.ndarray]  #: the same modulo the page size: from then on it needs one in each turn with this rest
+    left: np.ndarray  #: int32 [n], steps until each needs no more
+    turns: int  #: the least of them
+    room: dict[str, np.ndarray]  #: int32 [n] by pool that they write: steps for which each row has pages
+    short_at: dict[str, int]  #: by pool: the turn in which a page must be appended
     features: np.ndarray  #: int32 [n]
     outputs: list[list[int]]  #: of each request
     stop_ids: frozenset[int]  #: a token that is not in here ends nobody
     packed: np.ndarray  #: TOKENS rows, positions and tokens still to be filled in
     inputs: StepInputs  #: of a step without row writes and page arrays
     buffer: np.ndarray
-    sample: SamplePlan | None = None  #: None: it depends on how many tokens there are
+    sample: SamplePlan | None = None  #: of the newest step
     reads: Mapping[str, PageLists] = field(default_factory=dict)  #: by key of the KV pools that decode only reads
     turn: int = 0  #: committed steps
 
@@ -127,27 +125,33 @@ class Group:
     @classmethod
     def form(cls, ledger: Ledger, mirror: Mirror, rows: np.ndarray, slots: np.ndarray, walk: Walk) -> Group:
         """``rows`` int64, rising; ``walk``: decode."""
-        requests = ledger.owners(rows)
-        assert not len(rows) or rows[0] > 0
         pools = walk.grows
+        count = len(rows)
+        assert not count or rows[0] > 0
         lengths = {key: mirror.lengths[key][rows] for key in pools}
-        due = {key: mirror.pages[key][rows] * mirror.page_size[key] - lengths[key] for key in pools}
+        room = {key: mirror.pages[key][rows] * mirror.page_size[key] - lengths[key] for key in pools}
         first = mirror.outputs[rows]
+        left = ledger.limit[rows] - first
         inputs = StepInputs()
         inputs.put("slots", slots)
         return cls(
-            requests,
-            Advance(rows, np.ones(len(rows), np.int32), pools, rows),
+            ledger.requests[rows].tolist(),
+            Advance(rows, np.ones(count, np.int32), pools, rows),
             slots,
             lengths[walk.positions],
             first,
-            int((ledger.limit[rows] - first).min()) if len(rows) else 0,
-            due,
-            {key: turns % mirror.page_size[key] for key, turns in due.items()},
+            left,
+            _least(left),
+            room,
+            {key: _least(values) for key, values in room.items()},
             ledger.features[rows],
-            [request.outputs for request in requests],
+            ledger.outputs[rows].tolist(),
             ledger.stop_ids,
-            token_rows(ledger.ids[rows]),
+            ledger.packed[rows],
             inputs,
             inputs.pack(),
         )
+
+
+def _least(values: np.ndarray) -> int:
+    return int(np.minimum.reduce(values)) if len(values) else 0

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from denizen.worker.phases import Stopwatch
-from denizen.worker.pools.state import NULL_SLOT
 from denizen.worker.resident.inputs import StepInputs
 from denizen.worker.resident.ledger import Group
 from denizen.worker.resident.mirror import Advance
@@ -38,6 +37,11 @@ if TYPE_CHECKING:
 #: Graph slots of a walk's bucket, and so the steps of a walk that may be under way: step N+1 waits in one while N runs
 #: from the other.
 GRAPH_SLOTS = 2
+
+
+#: A step that appends pages costs the host some ten microseconds more, however many: they are appended so many steps
+#: ahead, unless pages are scarce.
+_AHEAD = 8
 
 
 class PlanMode(Enum):
@@ -142,6 +146,8 @@ class Planner:
         self.resident = resident
         self.stopwatch = Stopwatch()
         self.buckets = tuple(buckets)
+        #: Steps ahead of which a row gets its next page, by pool: never two pages at once.
+        self.ahead = {key: min(_AHEAD, pool.page_size) for key, pool in pools.items()}
         self._steps = 0
         self._of_walk = dict.fromkeys(walks, 0)
         self._grows = {name: walk.grows for name, walk in walks.items()}
@@ -170,12 +176,10 @@ class Planner:
 
     def group(self, ledger: Ledger, rows: np.ndarray) -> Group:
         """The requests of ``rows`` (int64, rising), to decode together."""
-        slots = np.full(self.bucket_of(len(rows)), NULL_SLOT, np.int32)
+        slots = np.zeros(self.bucket_of(len(rows)), np.int32)  # padded with the null row
         slots[: len(rows)] = rows
         group = Group.form(ledger, self.mirror, rows, slots, self.walks["decode"])
         group.reads = self._reads("decode", group.requests, rows, len(slots))
-        if not (group.features & Feature.MIN_TOKENS).any():
-            group.sample = self._sample(group)
         return group
 
     def prepare_decode(self, group: Group) -> StepPlan | None:
@@ -189,7 +193,7 @@ class Planner:
             inputs = self._decode_inputs(group, appended)
             buffer = inputs.pack()
         self.stopwatch.lap("plan_kv")
-        sample = group.sample or self._sample(group)
+        sample = self._sample(group)
         self.stopwatch.lap("plan_sampler")
         return StepPlan(
             "decode",
@@ -285,7 +289,9 @@ class Planner:
             indices = (group.first + group.turn).tolist()
             return [(request.params, index) for request, index in zip(group.requests, indices, strict=True)]
 
-        return SamplePlan.of(group.features, len(group.slots), rows)
+        if group.sample is None or group.sample.features & Feature.MIN_TOKENS:  # the latter changes with the outputs
+            group.sample = SamplePlan.of(group.features, len(group.slots), rows)
+        return group.sample
 
     def commit(self, plan: StepPlan) -> None:
         """The step will run, after those of its walk that were committed before: moves the mirror."""
@@ -303,6 +309,10 @@ class Planner:
                 if len(own) > self.layout.max_pages[key]:
                     raise AssertionError(f"request {plan.requests[place].id} outgrew its row of pool '{key}'")
             self.mirror.add_pages(plan.advance.rows[places], key)
+            group = plan.group
+            assert group is not None
+            group.room[key][places] += self.mirror.page_size[key]
+            group.short_at[key] = int(group.room[key].min())
         if plan.group is None:
             plan.first = self.mirror.outputs[plan.advance.sampled]
         else:
@@ -318,20 +328,25 @@ class Planner:
         for key, _, pages in reversed(appended):
             self.pools[key].give(pages)
 
-    def _append_pages(self, group: Group) -> list[Appended] | None:
+    def _append_pages(self, group: Group) -> Sequence[Appended] | None:
+        """Pages for the rows that have none for this step, and with them for those that soon have none: then most steps
+        append nothing. Where pages are scarce, for this step alone; None if there are not even these."""
         appended: list[Appended] = []
         turn = group.turn
-        for key, rest in group.rest.items():
-            places = (rest == turn % self.mirror.page_size[key]).nonzero()[0]
-            places = places[group.due[key][places] <= turn] if len(places) else places
-            if not len(places):
+        for key, short_at in group.short_at.items():
+            if turn < short_at:
                 continue
-            pages = self.pools[key].take(len(places))
+            pool, room = self.pools[key], group.room[key]
+            ahead = self.ahead[key] if 2 * len(group.requests) <= pool.free else 1
+            # A row that ends before needs no more; it could outgrow the table.
+            places = ((room < turn + ahead) & (room < group.left)).nonzero()[0]
+            pages = pool.take(len(places))
             if pages is None:
                 self._give_back(appended)
                 return None
-            appended.append((key, places, pages))
-        return appended
+            if pages:
+                appended.append((key, places, pages))
+        return appended or ()
 
     def _put_writes(self, inputs: StepInputs, writes: RowWrites) -> None:
         if len(writes):
