@@ -23,7 +23,7 @@ RUST_SOURCES := $(shell find frontend-rs/src shm/src shm/binding -name '*.rs' 2>
 	Cargo.toml Cargo.lock frontend-rs/Cargo.toml shm/Cargo.toml shm/binding/Cargo.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help serve setup test test-rust test-python test-gpu gpu-bundle bench-gpu lint format wheel clean
+.PHONY: help serve setup test test-rust test-python test-gpu soak-gpu gpu-bundle bench-gpu lint format wheel clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -56,6 +56,9 @@ gpu-bundle: $(VENV)/.installed ## collect in .gpu/ what a GPU machine without ne
 # On that machine: its own python3 has PyTorch and Triton; the sources and .gpu/ are all that travelled.
 test-gpu: ## on a GPU machine, after gpu-bundle: check and time the kernels
 	. .gpu/env.sh && python3 tests/gpu/run_all.py
+
+soak-gpu: ## on a GPU machine, after gpu-bundle: random load for five minutes, every state watched
+	. .gpu/env.sh && python3 tests/gpu/soak.py --minutes 5
 
 bench-gpu: ## on a GPU machine, after gpu-bundle: measure text over HTTP; BENCH="--parts loops" to choose
 	scripts/bench_gpu.sh $(BENCH)
