@@ -141,7 +141,7 @@ class Group:
             ledger.features[rows],
             ledger.outputs[rows].tolist(),
             ledger.stop_ids,
-            ledger.packed[rows],
+            ledger.packed.take(rows),
             inputs,
             inputs.pack(),
         )
