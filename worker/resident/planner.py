@@ -41,7 +41,7 @@ GRAPH_SLOTS = 2
 
 #: A step that appends pages costs the host some ten microseconds more, however many: they are appended so many steps
 #: ahead, unless pages are scarce.
-_AHEAD = 8
+_AHEAD = 16
 
 
 class PlanMode(Enum):
@@ -190,7 +190,9 @@ class Planner:
             inputs = self._decode_inputs(group, appended)
             buffer = inputs.pack()
         self.stopwatch.lap("plan_kv")
-        sample = self._sample(group)
+        sample = group.sample
+        if sample is None or sample.features & Feature.MIN_TOKENS:  # which changes with the outputs
+            sample = group.sample = self._sample(group)
         self.stopwatch.lap("plan_sampler")
         return StepPlan(
             "decode",
@@ -284,9 +286,7 @@ class Planner:
             indices = (group.first + group.turn).tolist()
             return [(request.params, index) for request, index in zip(group.requests, indices, strict=True)]
 
-        if group.sample is None or group.sample.features & Feature.MIN_TOKENS:  # the latter changes with the outputs
-            group.sample = SamplePlan.of(group.features, len(group.slots), rows)
-        return group.sample
+        return SamplePlan.of(group.features, len(group.slots), rows)
 
     def commit(self, plan: StepPlan) -> None:
         """The step will run, after those of its walk that were committed before: moves the mirror."""
