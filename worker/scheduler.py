@@ -258,9 +258,7 @@ class Scheduler:
             slot = slots.take()
             assert slot is not None
             state[key] = slot
-        for key in self.kv:
-            self.mirror.set_row(row, key, 0, len(pages[key]))
-        self.mirror.outputs[row] = len(request.outputs)
+        self.mirror.open_row(row, {key: len(own) for key, own in pages.items()}, len(request.outputs))
         self.ledger.open(row, request)
         request.begin(Holdings(row, pages, state))
         self._unfinished += 1

@@ -309,11 +309,11 @@ class Planner:
             group.room[key][places] += self.mirror.page_size[key]
             group.short_at[key] = int(group.room[key].min())
         if plan.group is None:
-            plan.first = self.mirror.outputs[plan.advance.sampled]
+            plan.first = self.mirror.commit(plan.advance)
         else:
             assert plan.turn == plan.group.turn
             plan.group.turn += 1
-        self.mirror.commit(plan.advance)
+            self.mirror.repeat(plan.advance)
 
     def drop(self, plan: StepPlan) -> None:
         """The prepared step will not run: its pages go back, nothing else has moved."""
