@@ -72,7 +72,7 @@ class Mirror:
         self.pages[key][rows] += 1
 
     def commit(self, advance: Advance) -> np.ndarray:
-        """A step will run whose rows are in no group; int32 ``[m]``: the index of the token that each sampled one gets."""
+        """A step of rows in no group will run; int32 ``[m]``: the index of the token that each sampled one gets."""
         positions: np.ndarray = self._outputs[advance.sampled]
         self._apply(advance, 1)
         return positions
