@@ -28,7 +28,10 @@ RUST_SOURCES := $(shell find frontend-rs/src shm/src shm/binding -name '*.rs' 2>
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-serve: $(VENV)/.installed $(if $(findstring cuda,$(DEVICE)),$(VENV)/.cuda) ## serve a model: PORT=8000 MODEL=NAME=PATH_OR_HUB_ID DEVICE=cpu
+# GPUs need FlashInfer too: when DEVICE names one, or names nothing and the machine has one.
+GPUS := $(if $(DEVICE),$(findstring cuda,$(DEVICE)),$(wildcard /dev/nvidia[0-9]*))
+
+serve: $(VENV)/.installed $(if $(GPUS),$(VENV)/.cuda) ## serve a model: PORT=8000 MODEL=NAME=PATH_OR_HUB_ID DEVICE=cpu or cuda:0
 	exec denizen serve --host $(HOST) --port $(PORT) $(if $(MODEL),--model $(MODEL)) $(if $(DEVICE),--devices $(DEVICE))
 
 setup: $(VENV)/.installed $(VENV)/.tools ## create .venv and build and install everything

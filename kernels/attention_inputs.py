@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from denizen.kernels.jit import jit, power_of_two, tl
 from denizen.kernels.norm import rms_norm
+from denizen.kernels.overlap import overlap, release, wait
 from denizen.kernels.rope import apply_rope
 
 
@@ -84,7 +85,11 @@ def _attention_inputs_kernel(
     W: tl.constexpr,
     HALF: tl.constexpr,
     NORM: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ) -> None:
+    # Attention, which may come next, reads its plan before it waits: released here, all before this has ended.
+    wait(OVERLAP)
+    release(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     lane = tl.arange(0, W)
@@ -133,6 +138,7 @@ def attention_inputs_triton(
     """:func:`attention_inputs` in one kernel, a program a token and head."""
     tokens, dim = projected.shape[0], keys.shape[-1]
     query = torch.empty((tokens, heads, dim), dtype=projected.dtype, device=projected.device)
+    overlaps = overlap()
     _attention_inputs_kernel[(tokens, heads + kv_heads)](
         projected,
         table if query_weight is None else query_weight,
@@ -152,6 +158,8 @@ def attention_inputs_triton(
         W=power_of_two(dim),
         HALF=table.shape[2],
         NORM=query_weight is not None,
+        OVERLAP=overlaps,
         num_warps=2 if dim >= 128 else 1,
+        launch_pdl=overlaps,
     )
     return query

@@ -17,8 +17,8 @@ from denizen.kernels.jit import jit, power_of_two, tl
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Queries of one block's tile: entries that a program of the kernel writes.
-_BLOCK = 128
+#: Entries that a program of the kernel writes. Few, since it compares each with every row.
+_BLOCK = 32
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,25 @@ class PlanLayout:
         return cls(
             blocks, tile, total, request, query_tile, chunk, merge, out, size, valid,
             group, page_size, 2 * multiprocessors // kv_heads,
+        )  # fmt: skip
+
+    @classmethod
+    def of_cuda_cores(cls, info: Sequence[int], page_size: int, workspace: int) -> PlanLayout:
+        """``info``: the 10 integers of a decode plan of the CUDA-core path, in ``workspace`` bytes.
+
+        Such a plan is one of a query tile a row, without the arrays that number tiles and queries: what belongs there
+        goes to the workspace's end. Where the rows fill the device by themselves, no row is split: its blocks have no
+        mask, and no chunk is ever small enough.
+        """
+        if len(info) != 10 or not info[8]:
+            raise ValueError(f"not a plan of the CUDA-core path in graph mode: {list(info)}")
+        blocks, _, _, request, chunk, out, valid, size, _, split = info
+        total = workspace // 16 * 16 - 16
+        tiles = total - -(-blocks // 4) * 16
+        mask = tiles - -(-blocks // 16) * 16
+        return cls(
+            blocks, 1, total, request, tiles, chunk, out, out, size, valid if split else mask,
+            1, page_size, blocks if split else 0,
         )  # fmt: skip
 
 

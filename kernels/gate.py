@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from denizen.kernels.jit import jit, power_of_two, tl
+from denizen.kernels.overlap import overlap, release, wait
 from torch.nn.functional import silu
 
 _BLOCK = 512
@@ -37,7 +38,10 @@ def _sigmoid_gate_kernel(
     HEADS: tl.constexpr,
     D: tl.constexpr,
     W: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ) -> None:
+    release(OVERLAP)
+    wait(OVERLAP)
     head = tl.program_id(0)  # of all tokens
     lane = tl.arange(0, W)
     inside = lane < D
@@ -53,14 +57,20 @@ def sigmoid_gate_triton(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     """:func:`sigmoid_gate` for the GPU."""
     tokens, heads, dim = x.shape
     out = torch.empty_like(x)
+    overlaps = overlap()
     _sigmoid_gate_kernel[(tokens * heads,)](
-        x, gate, out, gate.stride(0), gate.stride(1), HEADS=heads, D=dim, W=power_of_two(dim), num_warps=1
-    )
+        x, gate, out, gate.stride(0), gate.stride(1),
+        HEADS=heads, D=dim, W=power_of_two(dim), OVERLAP=overlaps, num_warps=1, launch_pdl=overlaps,
+    )  # fmt: skip
     return out
 
 
 @jit
-def _silu_mul_kernel(x: tl.tensor, out: tl.tensor, stride: tl.tensor, F: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def _silu_mul_kernel(
+    x: tl.tensor, out: tl.tensor, stride: tl.tensor, F: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+) -> None:
+    release(OVERLAP)
+    wait(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     lane = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = lane < F
@@ -75,5 +85,8 @@ def silu_mul_triton(gate_up: torch.Tensor) -> torch.Tensor:
     features = width // 2
     out = torch.empty((tokens, features), dtype=gate_up.dtype, device=gate_up.device)
     grid = (tokens, -(-features // _BLOCK))
-    _silu_mul_kernel[grid](gate_up, out, gate_up.stride(0), F=features, BLOCK=_BLOCK, num_warps=4)
+    overlaps = overlap()
+    _silu_mul_kernel[grid](
+        gate_up, out, gate_up.stride(0), F=features, BLOCK=_BLOCK, OVERLAP=overlaps, num_warps=4, launch_pdl=overlaps
+    )
     return out

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["fast_log2", "jit", "power_of_two", "tl"]
+__all__ = ["fast_log2", "interpreted", "jit", "power_of_two", "tl"]
 
 try:
     import triton  # type: ignore[import-untyped]
@@ -34,6 +34,11 @@ class _Missing:
 def jit(function: Callable[..., Any]) -> Any:
     """``triton.jit``; without Triton, something that says so when it is launched."""
     return _Missing(function.__name__) if triton is None else triton.jit(function)
+
+
+def interpreted() -> bool:
+    """Whether kernels run on the CPU, or not at all."""
+    return triton is None or bool(triton.knobs.runtime.interpret)
 
 
 def _log2(x: tl.tensor) -> tl.tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from denizen.kernels.jit import jit, power_of_two, tl
+from denizen.kernels.overlap import overlap, release, wait
 from torch.nn.functional import rms_norm as _rms_norm
 from torch.nn.functional import silu
 
@@ -29,12 +30,15 @@ def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, ep
 def add_rms_norm(residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """``rms_norm(residual + delta)``, and the sum, rounded to its type, replaces ``residual`` in place.
 
-    ``residual`` and ``delta`` ``[T, D]``, contiguous; ``delta`` None = nothing to add. Keep ``weight`` ``[D]`` in fp32:
-    a zero-centred weight that was folded into bf16 has lost its last bits.
+    ``residual`` and ``delta`` ``[T, D]``, contiguous; ``delta`` None = nothing to add, fp32 ``[splits, T, D]`` = the
+    partial sums of ``kernels/narrow_linear.py``, added in their order. Keep ``weight`` ``[D]`` in fp32: a zero-centred
+    weight that was folded into bf16 has lost its last bits.
     """
     if residual.is_cuda:
         return add_rms_norm_triton(residual, delta, weight, eps)
-    if delta is not None:
+    if delta is not None and delta.dim() == 3:
+        residual.copy_(residual + delta.sum(dim=0))
+    elif delta is not None:
         residual.add_(delta)
     return rms_norm(residual.float(), weight.float(), eps).to(residual.dtype)
 
@@ -45,23 +49,34 @@ def _add_rms_norm_kernel(
     delta: tl.tensor,
     weight: tl.tensor,
     out: tl.tensor,
+    tokens: tl.tensor,
     eps: tl.tensor,
     D: tl.constexpr,
     W: tl.constexpr,
-    ADD: tl.constexpr,
+    PARTS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ) -> None:
+    release(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, W)
     inside = lane < D
     scale = tl.load(weight + lane, mask=inside, other=0).to(tl.float32)
+    wait(OVERLAP)
     value = tl.load(residual + token * D + lane, mask=inside, other=0).to(tl.float32)
-    if ADD:
-        value += tl.load(delta + token * D + lane, mask=inside, other=0).to(tl.float32)
-        rounded = value.to(residual.dtype.element_ty)
+    if PARTS > 0:
+        added = tl.zeros([W], tl.float32)
+        for part in tl.static_range(PARTS):
+            added += tl.load(delta + (part * tokens + token) * D + lane, mask=inside, other=0).to(tl.float32)
+        rounded = (value + added).to(residual.dtype.element_ty)
         tl.store(residual + token * D + lane, rounded, mask=inside)
         value = rounded.to(tl.float32)
     value *= tl.rsqrt(tl.sum(value * value, 0) / D + eps)
     tl.store(out + token * D + lane, (value * scale).to(out.dtype.element_ty), mask=inside)
+
+
+def _warps(dim: int) -> int:
+    """No more threads than elements: else several warps would load what one of them has replaced."""
+    return 8 if dim >= 512 else 4 if dim >= 128 else 1
 
 
 def add_rms_norm_triton(
@@ -70,17 +85,20 @@ def add_rms_norm_triton(
     """:func:`add_rms_norm` in one kernel."""
     tokens, dim = residual.shape
     out = torch.empty_like(residual)
+    overlaps = overlap()
     _add_rms_norm_kernel[(tokens,)](
         residual,
         residual if delta is None else delta,
         weight,
         out,
+        tokens,
         eps,
         D=dim,
         W=power_of_two(dim),
-        ADD=delta is not None,
-        # No more threads than elements: else several warps would load what one of them has replaced.
-        num_warps=4 if 128 <= dim <= 2048 else 8 if dim > 2048 else 1,
+        PARTS=0 if delta is None else len(delta) if delta.dim() == 3 else 1,
+        OVERLAP=overlaps,
+        num_warps=_warps(dim),
+        launch_pdl=overlaps,
     )
     return out
 

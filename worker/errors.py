@@ -33,6 +33,10 @@ class CheckpointError(WorkerError):
     code = "bad_checkpoint"
 
 
+class ModelError(WorkerError):
+    """A model declares pools or walks that cannot run."""
+
+
 class RequestError(WorkerError):
     """A request that the worker refuses. ``param`` names the offending parameter of SUBMIT."""
 

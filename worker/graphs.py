@@ -2,8 +2,12 @@
 
 One thread plans, launches and collects: a launch returns at once, the GPU works through what was queued, and results
 are polled from host memory. So at most two steps of a walk are under way, one a graph slot, and what a slot owns (input
-block, planner workspace, mailbox) is rewritten only after its tokens have arrived (E2, E3, E6). Everything runs in one
-stream, in the order of the launches (E1, E4).
+block, planner workspace, mailbox) is rewritten only after its tokens have arrived (E2, E3, E6).
+
+Decode steps run in the caller's stream, prefill steps in one of their own beside it, each in the order of its launches
+(E1, E4). No event lies between the two: a row decodes only after the host has seen its last prefill step arrive, and
+steps of the two walks have no row, page, state slot or scratch memory in common. They share what nobody reads for a
+live row (null row, sink page, null slot) and what nobody writes (weights, tables of angles), and nothing else.
 """
 
 from __future__ import annotations
@@ -15,10 +19,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from denizen.kernels.row_writes import apply_row_writes
-from denizen.worker.attention.flashinfer import SlotWorkspace
+from denizen.worker.attention.flashinfer import SlotWorkspace, padded_indptr
 from denizen.worker.errors import DeviceError, StepError
 from denizen.worker.phases import Stopwatch
-from denizen.worker.pools.kv import SINK_PAGE
 from denizen.worker.resident.planner import GRAPH_SLOTS, PlanMode
 from denizen.worker.runner import StepResult
 from denizen.worker.sampling.captured import Variant
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
     from denizen.worker.attention.flashinfer import FlashInferAttention
     from denizen.worker.models.base import Model
+    from denizen.worker.resident.page_lists import PageLists
     from denizen.worker.resident.planner import StepPlan
     from denizen.worker.resident.tables import DeviceTables
     from denizen.worker.sampling.scoring import PromptScores
@@ -45,6 +49,9 @@ PREFILL_BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 PREFILL_ROWS = 16
 #: Iterations for which short prompts wait for each other where many rows run (``scheduler.py``): some 20 ms.
 GATHER_STEPS = 8
+
+#: Priorities of the two walks' kernels, lower = sooner. A graph's nodes keep that of the stream they were captured in.
+DECODE_PRIORITY, PREFILL_PRIORITY = -1, 0
 
 #: While polling: how often the stream is asked whether it has failed, and how long a finished stream may owe a result.
 _CHECK_S = 0.25
@@ -61,24 +68,33 @@ def prefill_buckets(chunk: int) -> tuple[int, ...]:
     return (*(bucket for bucket in PREFILL_BUCKETS if bucket < chunk), chunk)
 
 
+def _stream(device: torch.device, priority: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]
+
+
 class Launched:
     """A step under way."""
 
-    def __init__(self, step: StaticStep, plan: StepPlan, scores: list[PromptScores] | None = None) -> None:
+    def __init__(
+        self,
+        step: StaticStep,
+        plan: StepPlan,
+        stream: torch.cuda.Stream | None,
+        scores: list[PromptScores] | None = None,
+        logits: torch.Tensor | None = None,
+    ) -> None:
+        """``stream``: the step's; None = the caller's. ``logits``: of every token, to go into the result."""
         self._mailbox = step.mailbox
         self._plan = plan
         self._scores = scores
-        self._logits: torch.Tensor | None = None
+        self._logits = logits
+        self._stream = stream
         self._mailbox.expected += 1
         self._count = self._mailbox.expected
 
     @property
     def arrived(self) -> bool:
         return bool(self._mailbox.view[0] == self._count)
-
-    def keep(self, logits: torch.Tensor) -> None:
-        """Logits of every token, to go into the result."""
-        self._logits = logits
 
     def wait(self) -> None:
         """Polls until the tokens are there. Raises what the device raises."""
@@ -90,7 +106,8 @@ class Launched:
             if now < check:
                 continue
             check = now + _CHECK_S
-            if torch.cuda.current_stream().query():  # raises if a kernel failed
+            stream = self._stream or torch.cuda.current_stream()
+            if stream.query():  # raises if a kernel failed
                 lost = lost or now + _LOST_S
                 if now > lost:
                     raise StepError("the step has run, but its tokens have not arrived")
@@ -100,6 +117,9 @@ class Launched:
         plan, logprobs = self._plan, self._mailbox.logprobs
         chosen = slice(len(plan.requests)) if plan.samples is None else np.flatnonzero(plan.samples)
         tokens = self._mailbox.view[1:][chosen].astype(np.int64)
+        if self._logits is not None and self._stream is not None:
+            # Computed before the tokens were published; their memory belongs to the step's stream.
+            self._logits.record_stream(torch.cuda.current_stream())
         result = StepResult(tokens, prompt_scores=self._scores, logits=self._logits)
         if plan.sample.features & Feature.LOGPROBS:
             result.logprob = logprobs.logprob.numpy()[chosen].copy()
@@ -123,69 +143,102 @@ class GraphRunner:
         tokens: Sequence[int],
         prefill_rows: int,
     ) -> None:
-        """``rows``, ``tokens``: buckets of decode and prefill, rising. ``mode``: of both walks.
+        """``attention``: by KV pool key. ``rows``, ``tokens``: buckets of decode and prefill, rising.
+        ``mode``: of pools that a walk writes.
 
-        Raises :class:`DeviceError` for a model or a FlashInfer release that cannot run so.
+        Raises :class:`DeviceError` for a FlashInfer release that cannot run so.
         """
-        if len(attention) != 1:
-            raise DeviceError(f"models with {len(attention)} KV pools are not supported on CUDA")
-        ((key, pool),) = attention.items()
         self.model = model
         self.tables = tables
         self.sampler = sampler
+        self.attention = attention
+        self.state = state
         self.stopwatch = Stopwatch()
+        #: host plans made for pools that a walk only reads: one for each graph slot when its rows change
+        self.read_plans = 0
         self._device = tables.words.device
-        self._mode = mode
-        self._key = key
         self._rows, self._tokens, self._prefill_rows = tuple(rows), tuple(tokens), prefill_rows
-        around = Surroundings(model, key, tables, state, sampler, pool.page_size, mode)
-        floats = pool.float_workspace(max(*rows, prefill_rows), max(*rows, *tokens))
+        (page_size,) = {pool.page_size for pool in attention.values()}
+        self._around = Surroundings(model, tables, state, sampler, page_size, mode)
+        on_gpu = self._device.type == "cuda"
+        #: where eager and captured prefill steps run; None on a CPU
+        self._prefill_stream = _stream(self._device, PREFILL_PRIORITY) if on_gpu else None
         self._steps: dict[tuple[str, int, int], StaticStep] = {}
         self._graphs: dict[tuple[str, int, int, Variant], torch.cuda.CUDAGraph] = {}
         self._mailboxes: list[Mailbox] = []
-        for slot in range(GRAPH_SLOTS):
-            workspaces = [SlotWorkspace.allocate(floats) for _ in range(2)]
-            boxes = [Mailbox(size, model.vocab_size, self._device) for size in (max(rows), prefill_rows)]
-            self._mailboxes += boxes
-            for bucket in rows:
-                bound = pool.decode_step(bucket, workspaces[0], tensor_cores=True)
-                self._steps["decode", bucket, slot] = DecodeStep(around, bound, bucket, self._device, boxes[0])
-            for bucket in tokens:
-                bound = pool.prefill_step(prefill_rows, bucket, workspaces[1])
-                self._steps["prefill", bucket, slot] = PrefillStep(
-                    around, bound, prefill_rows, bucket, self._device, boxes[1]
-                )
-        if mode is not PlanMode.FULL and not all(step.attention.lengths_only for step in self._steps.values()):
-            raise DeviceError("this FlashInfer release has no known planner: use --no-resident, or FlashInfer 0.6.14")
+        self._planned: dict[tuple[str, int, str], tuple[StaticStep, PageLists]] = {}
+        self._make_decode_steps(attention)
+        self._make_prefill_steps(attention)
+        for step in self._steps.values():
+            for key, bound in step.attention.items():
+                if step.mode(key) is not PlanMode.FULL and not bound.lengths_only:
+                    raise DeviceError(
+                        "this FlashInfer release has no known planner: use --no-resident, or FlashInfer 0.6.14"
+                    )
+
+    def _make_decode_steps(self, attention: Mapping[str, FlashInferAttention]) -> None:
+        largest = max(self._rows)
+        for slot, workspaces in enumerate(self._workspaces("decode", attention, largest, largest)):
+            box = self._mailbox(largest)
+            for bucket in self._rows:
+                bound = {key: attention[key].decode_step(bucket, memory) for key, memory in workspaces.items()}
+                self._steps["decode", bucket, slot] = DecodeStep(self._around, bound, bucket, self._device, box)
+
+    def _make_prefill_steps(self, attention: Mapping[str, FlashInferAttention]) -> None:
+        rows, grows = self._prefill_rows, self.model.walks["prefill"].grows
+        for slot, workspaces in enumerate(self._workspaces("prefill", attention, rows, max(self._tokens))):
+            box = self._mailbox(rows)
+            for bucket in self._tokens:
+                bound = {
+                    key: attention[key].prefill_step(rows, bucket, memory, causal=key in grows)
+                    for key, memory in workspaces.items()
+                }
+                self._steps["prefill", bucket, slot] = PrefillStep(self._around, bound, rows, bucket, self._device, box)
+
+    def _workspaces(
+        self, walk: str, attention: Mapping[str, FlashInferAttention], rows: int, tokens: int
+    ) -> list[dict[str, SlotWorkspace]]:
+        """The planner's memory, by graph slot and pool. All share the partial results, since they run in one stream."""
+        keys = self.model.walks[walk].streams
+        floats = max((attention[key].float_workspace(rows, tokens) for key in keys), key=torch.Tensor.numel)
+        return [{key: SlotWorkspace.allocate(floats) for key in keys} for _ in range(GRAPH_SLOTS)]
+
+    def _mailbox(self, rows: int) -> Mailbox:
+        box = Mailbox(rows, self.model.vocab_size, self._device)
+        self._mailboxes.append(box)
+        return box
 
     @torch.inference_mode()
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Captures every graph. Rows are padding meanwhile, so that no table, state or page changes.
 
-        ``progress(done, total)`` is called after each. All graphs share one memory pool: they never run at once.
+        ``progress(done, total)`` is called after each. A walk's graphs share one memory pool, since they never run at
+        once, and one capture stream, by which torch gives them a cuBLAS workspace of their own.
         """
         began = time.monotonic()
         total = len(self._steps) * len(Variant)
-        pool = torch.cuda.graph_pool_handle()
-        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        pools = {walk: torch.cuda.graph_pool_handle() for walk in ("decode", "prefill")}
+        priorities = {"decode": DECODE_PRIORITY, "prefill": PREFILL_PRIORITY}
+        sides = {walk: _stream(self._device, priority) for walk, priority in priorities.items()}
         # Largest first: what the smaller ones need then fits into memory that the pool has already.
         for (walk, bucket, slot), step in sorted(self._steps.items(), key=lambda item: -item[0][1]):
-            if self._mode is not PlanMode.HOST_PLAN_FREE:
-                self._plan_padding(step)
+            self._plan_padding(step)
             for variant in Variant:
                 if slot == 0:
                     step.finish(step.forward(), variant)  # compiles kernels and lets libraries choose theirs
                 torch.cuda.synchronize(self._device)
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.stream(side):
-                    graph.capture_begin(pool=pool)
+                with torch.cuda.stream(sides[walk]):
+                    graph.capture_begin(pool=pools[walk])
                     step.finish(step.forward(), variant)
                     graph.capture_end()
                 self._graphs[walk, bucket, slot, variant] = graph
                 if progress is not None:
                     progress(len(self._graphs), total)
-            step.attention.freeze()
+            for bound in step.attention.values():
+                bound.freeze()
         torch.cuda.synchronize(self._device)
+        self._planned.clear()
         for box in self._mailboxes:
             box.reset()
         torch.cuda.synchronize(self._device)
@@ -193,25 +246,32 @@ class GraphRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
-        """Queues the step on the device and returns at once, unless it scores a prompt."""
+        """Queues the step on its walk's stream and returns at once, unless it scores a prompt."""
+        stream = self._prefill_stream if plan.walk == "prefill" else None
+        if stream is None:
+            return self._launch(plan, None)
+        with torch.cuda.stream(stream):
+            return self._launch(plan, stream)
+
+    def _launch(self, plan: StepPlan, stream: torch.cuda.Stream | None) -> Launched:
         step = self._step(plan)
         for row in plan.begins:
             self.sampler.begin(row)
         if not step.fill(plan):
             self._write_rows(plan)
-        if self._mode is not PlanMode.HOST_PLAN_FREE:
+        if step.host_plans:
             self.stopwatch.lap("device_work")
             self._plan_on_host(step, plan)
             self.stopwatch.lap("plan_attention")
         variant = Variant.of(plan.sample.features)
         if plan.all_logits or self._scores_prompt(plan):
-            return self._score(step, plan, variant)
+            return self._score(step, plan, variant, stream)
         graph = self._graphs.get((plan.walk, self._bucket(plan), plan.graph_slot, variant))
         if graph is None:  # not captured: the same step, kernel by kernel
             step.finish(step.forward(), variant)
         else:
             graph.replay()
-        return Launched(step, plan)
+        return Launched(step, plan, stream)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Launches and waits."""
@@ -219,16 +279,15 @@ class GraphRunner:
         launched.wait()
         return launched.result()
 
-    def _score(self, step: StaticStep, plan: StepPlan, variant: Variant) -> Launched:
+    def _score(self, step: StaticStep, plan: StepPlan, variant: Variant, stream: torch.cuda.Stream | None) -> Launched:
         """Without a graph: steps that need more than the sampled rows' logits."""
         hidden = step.forward()
         scores = score_prompt(plan, hidden, self.model.logits) if plan.walk == "prefill" else None
-        step.finish(hidden, variant)
-        launched = Launched(step, plan, scores)
+        logits = None
         if plan.all_logits:
-            count = int(plan.advance.counts.sum())
-            launched.keep(self.model.logits(hidden[:count]).float())
-        return launched
+            logits = self.model.logits(hidden[: int(plan.advance.counts.sum())]).float()
+        step.finish(hidden, variant)  # last: when its tokens are there, so is everything else
+        return Launched(step, plan, stream, scores, logits)
 
     def _scores_prompt(self, plan: StepPlan) -> bool:
         return plan.walk == "prefill" and any(request.prompt_logprobs is not None for request in plan.requests)
@@ -253,26 +312,43 @@ class GraphRunner:
         apply_row_writes(self.tables.words, runs.view(-1, 2), payload)
 
     def _plan_padding(self, step: StaticStep) -> None:
-        rows = step.attention.shape.rows
-        queries = torch.zeros(rows + 1, dtype=torch.int32) if isinstance(step, PrefillStep) else None
-        step.attention.plan(torch.arange(rows + 1, dtype=torch.int32), queries)
+        for key, bound in step.attention.items():
+            if step.mode(key) is not PlanMode.HOST_PLAN_FREE:
+                indptr = torch.arange(bound.shape.rows + 1, dtype=torch.int32)
+                bound.plan(indptr, torch.zeros_like(indptr) if isinstance(step, PrefillStep) else None)
 
     def _plan_on_host(self, step: StaticStep, plan: StepPlan) -> None:
-        """Page counts to FlashInfer's planner and, in a full plan, page arrays to the device."""
-        attention = step.attention
-        rows = attention.shape.rows
-        given = self._section(plan, f"indptr:{self._key}")
-        padding = rows + 1 - len(given)
-        indptr = torch.cat((given, given[-1] + torch.arange(1, padding + 1, dtype=torch.int32)))
-        if self._mode is PlanMode.FULL:
-            pages = attention.pages
-            indices = self._section(plan, f"indices:{self._key}")
-            last = self._section(plan, f"last_page_len:{self._key}")
-            sink = torch.full((padding,), SINK_PAGE, dtype=torch.int32)
-            pages.indptr.copy_(indptr)
-            pages.indices[: len(indices) + padding].copy_(torch.cat((indices, sink)))
-            pages.last_page_len.copy_(torch.cat((last, torch.ones(padding, dtype=torch.int32))))
+        """What the plan modes leave to the host: page counts to FlashInfer's planner, page arrays to the device."""
         queries = None
         if plan.walk == "prefill":
             queries = torch.from_numpy(step.block.host["cu_seqlens"]).clone()
-        attention.plan(indptr, queries)
+        for key, bound in step.attention.items():
+            lists = plan.reads.get(key)
+            if lists is not None:
+                self._plan_read(step, plan, key, lists, queries)
+                continue
+            mode = step.mode(key)
+            if mode is PlanMode.HOST_PLAN_FREE:
+                continue
+            names = (f"{name}:{key}" for name in ("indptr", "indices", "last_page_len"))
+            indptr, indices, last = (plan.inputs.section(plan.buffer, name) for name in names)
+            assert indptr is not None
+            if mode is PlanMode.FULL:
+                assert indices is not None
+                assert last is not None
+                bound.pages.load(indptr, indices, last)
+            bound.plan(torch.from_numpy(padded_indptr(indptr, bound.shape.rows)), queries)
+
+    def _plan_read(
+        self, step: StaticStep, plan: StepPlan, key: str, lists: PageLists, queries: torch.Tensor | None
+    ) -> None:
+        """Plans a pool that the step only reads, unless the slot holds just this plan from its last step."""
+        place, made = (plan.walk, plan.graph_slot, key), (step, lists)
+        if self._planned.get(place) == made:
+            return
+        self._planned.pop(place, None)
+        bound = step.attention[key]
+        bound.pages.load(lists.indptr, lists.indices, lists.last_page_len)
+        bound.plan(torch.from_numpy(padded_indptr(lists.indptr, bound.shape.rows)), queries)
+        self._planned[place] = made
+        self.read_plans += 1

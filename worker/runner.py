@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from denizen.kernels.context_places import context_places
 from denizen.kernels.page_gather import page_gather
 from denizen.kernels.row_writes import apply_row_writes
-from denizen.worker.models.base import RAGGED, Batch
+from denizen.worker.models.base import CONTEXT, Batch
 from denizen.worker.pools.kv import SINK_PAGE
 from denizen.worker.resident.planner import PlanMode
 from denizen.worker.sampling.scoring import score_prompt
@@ -74,11 +75,7 @@ class Runner:
         self._pages = pages
         self._device = tables.words.device
         self._buffers: dict[tuple[str, int, int], _Buffers] = {}
-        # Positions follow the first pool that the walk writes.
-        self._own_pool = {
-            name: next(spec.key for spec in model.kv_pools if walk.streams.get(spec.key))
-            for name, walk in model.walks.items()
-        }
+        self._contexts = {spec.key: spec.context for spec in model.kv_pools}
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -98,7 +95,7 @@ class Runner:
         live = (slots > 0).to(torch.int32)
         buffers = self._buffers_for(plan)
         lengths = self._step_lengths("decode", rows, live)
-        length = lengths[self._own_pool["decode"]].long()
+        length = lengths[self.model.walks["decode"].positions].long()
         batch = Batch(
             "decode",
             slots,
@@ -109,6 +106,7 @@ class Runner:
             self._bind(plan, inputs, slots, lengths, buffers.cu_seqlens, buffers),
             self.state,
             {key: column.index_select(0, rows) for key, column in tables.state_slots.items()},
+            lengths=lengths,
         )
         logits = self.model.logits(self.model.forward(batch))
         kept = logits.clone() if plan.all_logits else None
@@ -122,6 +120,7 @@ class Runner:
         starts, counts, tokens = inputs["starts"], inputs["counts"], inputs["tokens"].long()
         rows = slots.long()
         lengths = self._step_lengths("prefill", rows, counts)
+        fresh = starts == 0
         first = torch.repeat_interleave((starts - cu_seqlens[:-1]).long(), counts.long(), output_size=len(tokens))
         batch = Batch(
             "prefill",
@@ -130,10 +129,11 @@ class Runner:
             first + torch.arange(len(tokens), device=self._device),
             cu_seqlens,
             plan.max_seqlen,
-            self._bind(plan, inputs, slots, lengths, cu_seqlens, self._buffers_for(plan)),
+            self._bind(plan, inputs, slots, lengths, cu_seqlens, self._buffers_for(plan), fresh),
             self.state,
             {key: column.index_select(0, rows) for key, column in tables.state_slots.items()},
-            starts == 0,
+            fresh,
+            lengths,
         )
         hidden = self.model.forward(batch)
         self._advance("prefill", rows, lengths)
@@ -143,7 +143,7 @@ class Runner:
         if not len(index):
             return StepResult(torch.empty(0, dtype=torch.int64).numpy(), prompt_scores=scores, logits=kept)
         logits = self.model.logits(hidden.index_select(0, cu_seqlens[1:].long()[index] - 1))
-        length = lengths[self._own_pool["prefill"]].long()[index]
+        length = lengths[self.model.walks["prefill"].positions].long()[index]
         result = self._result(self._sample(plan, logits, rows[index], length), len(index), kept)
         result.prompt_scores = scores
         return result
@@ -162,10 +162,8 @@ class Runner:
         lengths = {}
         for key, span in self.model.walks[walk].streams.items():
             lengths[key] = self.tables.lengths[key].index_select(0, rows)
-            if span == RAGGED:
-                lengths[key] += counts
-            elif span:
-                lengths[key] += counts * span
+            if span not in (0, CONTEXT):
+                lengths[key] += counts * abs(span)
         return lengths
 
     def _bind(
@@ -176,17 +174,25 @@ class Runner:
         lengths: Mapping[str, torch.Tensor],
         cu_seqlens: torch.Tensor,
         buffers: _Buffers,
+        fresh: torch.Tensor | None = None,
     ) -> dict[str, AttentionStep]:
+        walk = self.model.walks[plan.walk]
         steps: dict[str, AttentionStep] = {}
         for key, mode in plan.modes.items():
             attention = self.attention[key]
-            if mode is PlanMode.FULL:
+            if lists := plan.reads.get(key):
+                arrays = lists.tensors()
+            elif mode is PlanMode.FULL:
                 arrays = (inputs[f"indptr:{key}"], inputs[f"indices:{key}"], inputs[f"last_page_len:{key}"])
             else:
                 arrays = buffers.pages[key]
                 table = self.tables.block_table[key]
                 page_gather(slots, table, lengths[key], attention.page_size, SINK_PAGE, *arrays)
-            steps[key] = attention.bind(*arrays, cu_seqlens, plan.max_seqlen)
+            step = steps[key] = attention.bind(*arrays, cu_seqlens, plan.max_seqlen, causal=key in walk.grows)
+            if walk.streams[key] == CONTEXT:
+                assert fresh is not None
+                table, size = self.tables.block_table[key], attention.page_size
+                step.write_at = context_places(slots, fresh, table, self._contexts[key], size, SINK_PAGE)
         return steps
 
     def _sample(self, plan: StepPlan, logits: torch.Tensor, rows: torch.Tensor, length: torch.Tensor) -> Sampled:
@@ -200,9 +206,8 @@ class Runner:
 
     def _advance(self, walk: str, rows: torch.Tensor, lengths: Mapping[str, torch.Tensor]) -> None:
         """Device lengths move once, at the end of the step, in the pools that it wrote; row 0's stays 0 (E7)."""
-        for key, span in self.model.walks[walk].streams.items():
-            if span:
-                self.tables.lengths[key].index_copy_(0, rows, lengths[key])
+        for key in self.model.walks[walk].grows:
+            self.tables.lengths[key].index_copy_(0, rows, lengths[key])
 
     def _result(self, sampled: Sampled, live: int, logits: torch.Tensor | None) -> StepResult:
         result = StepResult(sampled.tokens[:live].cpu().numpy(), logits=logits)

@@ -241,7 +241,7 @@ class Scheduler:
         last = len(request.prompt) + request.max_tokens - 1
         for pool in self.kv.values():
             # One position for the first decode step too, unless the request ends before it.
-            if pool.pages_for(min(request.length + 1, last)) + spare > pool.free:
+            if pool.pages_for(min(request.length + 1, last)) + (0 if pool.context else spare) > pool.free:
                 return False
         pages = {}
         for key, pool in self.kv.items():
@@ -258,7 +258,8 @@ class Scheduler:
             slot = slots.take()
             assert slot is not None
             state[key] = slot
-        self.mirror.open_row(row, {key: len(own) for key, own in pages.items()}, len(request.outputs))
+        begins = {key: (pool.context, len(pages[key])) for key, pool in self.kv.items()}
+        self.mirror.open_row(row, begins, len(request.outputs))
         self.ledger.open(row, request)
         request.begin(Holdings(row, pages, state))
         self._unfinished += 1

@@ -11,6 +11,7 @@ from denizen.worker.attention import flashinfer_attention, paged_attention
 from denizen.worker.errors import CapacityError, RequestError
 from denizen.worker.graphs import GATHER_STEPS, PREFILL_ROWS, GraphRunner, decode_buckets, prefill_buckets
 from denizen.worker.memory import available_bytes
+from denizen.worker.models.streams import check_streams
 from denizen.worker.pools.kv import KvPool
 from denizen.worker.pools.state import SlotPool
 from denizen.worker.pools.storage import allocate_state, kv_bytes_per_page, state_bytes_per_slot, with_state_dtype
@@ -79,12 +80,15 @@ class ServedModel:
         buckets: Sequence[int] | None = None,
         mode: PlanMode = PlanMode.HOST_PLAN_FREE,
     ) -> ServedModel:
-        """Allocates pools and tables. ``share``: of the memory, this model's part. Raises :class:`CapacityError`.
+        """Allocates pools and tables. ``share``: of the memory, this model's part.
+
+        Raises :class:`CapacityError`, and :class:`ModelError` for walks that do not fit the pools.
 
         ``buckets`` None = on CUDA those of ``graphs.py``, on the CPU every batch size: there a padded row costs as much
         as a live one. ``mode``: of walks that write the pool, unless ``engine`` says that the host plans everything.
         On CUDA it also captures the graphs.
         """
+        check_streams(model)
         state_pools = model.state_pools
         if pools.state_dtype != "float32":
             own = getattr(torch, pools.state_dtype)
@@ -97,10 +101,14 @@ class ServedModel:
             tokens = _fitting_tokens(model, state_pools, device, dtype, size, limits.max_rows, context, share)
         pages = -(-tokens // size)
         context = min(context, pages * size)
-        kv = {spec.key: KvPool(spec.key, pages + 1, size) for spec in model.kv_pools}
+        # A context pool has room for every row's context, so that it never keeps a request waiting.
+        sizes = {
+            spec.key: 1 + (limits.max_rows * -(-spec.context // size) if spec.context else pages)
+            for spec in model.kv_pools
+        }
+        kv = {spec.key: KvPool(spec.key, sizes[spec.key], size, spec.context) for spec in model.kv_pools}
         state = {spec.key: SlotPool(spec.key, rows) for spec in model.state_pools}
-        max_pages = -(-context // size)
-        layout = TableLayout(rows, dict.fromkeys(kv, max_pages), list(state))
+        layout = TableLayout(rows, {key: pool.pages_for(context) for key, pool in kv.items()}, list(state))
         mirror = Mirror(rows, dict.fromkeys(kv, size))
         if buckets is None:
             buckets = decode_buckets(limits.max_rows) if device.type == "cuda" else range(1, rows)
@@ -115,7 +123,7 @@ class ServedModel:
             runner = GraphRunner(
                 model,
                 tables,
-                {spec.key: flashinfer_attention(spec, pages + 1, size, device, dtype) for spec in model.kv_pools},
+                {s.key: flashinfer_attention(s, sizes[s.key], size, device, dtype) for s in model.kv_pools},
                 states,
                 sampler,
                 mode if engine.resident else PlanMode.FULL,
@@ -128,8 +136,8 @@ class ServedModel:
             runner = Runner(
                 model,
                 tables,
-                {spec.key: paged_attention(spec, pages + 1, size, device, dtype) for spec in model.kv_pools},
-                dict.fromkeys(kv, pages + 1),
+                {s.key: paged_attention(s, sizes[s.key], size, device, dtype) for s in model.kv_pools},
+                sizes,
                 states,
                 Sampler(model.vocab_size, sampler),
             )
@@ -188,8 +196,10 @@ def _fitting_tokens(
     share: float,
 ) -> int:
     """KV positions that the memory holds, at most what all rows could use."""
-    per_page = sum(kv_bytes_per_page(spec, page_size, dtype) for spec in model.kv_pools)
+    per_page = sum(kv_bytes_per_page(spec, page_size, dtype) for spec in model.kv_pools if not spec.context)
     taken = (rows + 1) * sum(state_bytes_per_slot(spec, dtype) for spec in state_pools)
+    for spec in model.kv_pools:
+        taken += rows * -(-spec.context // page_size) * kv_bytes_per_page(spec, page_size, dtype)
     if device.type == "cuda":
         taken += _CUDA_RESERVE + 8 * rows * model.vocab_size
     room = int(available_bytes(device) * share * _KV_SHARE[device.type]) - taken

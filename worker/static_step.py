@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from denizen.kernels.context_places import context_places
 from denizen.kernels.decode_step import DecodeInputs, advance_rows, decode_inputs
 from denizen.kernels.mailbox import allocate_mailbox, publish
 from denizen.kernels.page_gather import page_gather
 from denizen.kernels.prefill_step import PrefillInputs, prefill_inputs
 from denizen.kernels.row_writes import apply_row_writes
-from denizen.worker.models.base import Batch
+from denizen.worker.models.base import CONTEXT, Batch
 from denizen.worker.pools.kv import SINK_PAGE
 from denizen.worker.resident.planner import PlanMode
 from denizen.worker.sampling.captured import Logprobs, Variant, sample_captured
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     import numpy as np
     from denizen.worker.attention.flashinfer import FlashInferStep
-    from denizen.worker.models.base import Model
+    from denizen.worker.models.base import Model, Walk
     from denizen.worker.resident.planner import StepPlan
     from denizen.worker.resident.tables import DeviceTables
     from denizen.worker.sampling.state import SamplerState
@@ -60,6 +61,7 @@ class Mailbox:
     """Where the steps of one walk and graph slot leave their results, in pinned memory that the host polls."""
 
     def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
+        self.rows = rows
         self.box = allocate_mailbox(rows, device)
         self.view = self.box.numpy()
         self.logprobs = Logprobs.allocate(rows, vocab, device)
@@ -78,24 +80,38 @@ class Surroundings:
     """What the steps of a model share."""
 
     model: Model
-    key: str  #: the KV pool
     tables: DeviceTables
     state: Mapping[str, Mapping[str, torch.Tensor]]
     sampler: SamplerState
     page_size: int
-    mode: PlanMode
+    mode: PlanMode  #: of pools that a walk writes
 
 
 class StaticStep:
     """The common part of decode and prefill steps."""
 
-    inputs: DecodeInputs | PrefillInputs
-
-    def __init__(self, around: Surroundings, attention: FlashInferStep, block: HostBlock, mailbox: Mailbox) -> None:
+    def __init__(
+        self,
+        around: Surroundings,
+        walk: Walk,
+        attention: Mapping[str, FlashInferStep],
+        inputs: Mapping[str, DecodeInputs] | Mapping[str, PrefillInputs],
+        block: HostBlock,
+        mailbox: Mailbox,
+    ) -> None:
+        """``attention``: of every pool of the walk; ``inputs``: of those that grow in it."""
         self.attention = attention
         self.block = block
         self.mailbox = mailbox
         self._around = around
+        self._walk = walk
+        self._grown = inputs
+        self._nobody = torch.zeros(mailbox.rows, dtype=torch.bool, device=mailbox.delivered.device)
+        self._contexts = {spec.key: spec.context for spec in around.model.kv_pools}
+        #: some pool leaves something to the host
+        self.host_plans = any(self.mode(key) is not PlanMode.HOST_PLAN_FREE for key in attention)
+        for key, given in inputs.items():
+            attention[key].write_at = given.write_at
 
     def fill(self, plan: StepPlan) -> bool:
         """Writes the plan into the block, whose last step must be over (E2, E3). False: its row writes do not fit."""
@@ -119,6 +135,10 @@ class StaticStep:
         """From hidden states to tokens in the mailbox; moves the rows on."""
         raise NotImplementedError
 
+    def mode(self, key: str) -> PlanMode:
+        """The plan mode of a pool in this step: what its graph leaves to the host."""
+        return self._around.mode.of_span(self._walk.streams[key])
+
     def _begin(self) -> torch.Tensor:
         block = self.block
         block.copy()
@@ -126,61 +146,75 @@ class StaticStep:
         apply_row_writes(words, block.device["runs"].view(-1, 2), block.device["payload"])
         return block.device["slots"]
 
-    def _bind_pages(self, slots: torch.Tensor) -> None:
-        """Gathers pages and plans, as far as the plan mode leaves that to the device."""
-        around, pages = self._around, self.attention.pages
-        if around.mode is PlanMode.FULL:
-            return
-        table = around.tables.block_table[around.key]
-        arrays = (pages.indptr, pages.indices, pages.last_page_len)
-        page_gather(slots, table, self.inputs.lengths, around.page_size, SINK_PAGE, *arrays)
-        if around.mode is PlanMode.HOST_PLAN_FREE:
-            self.attention.record_plan()
+    def _bind_pages(self, slots: torch.Tensor, fresh: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        """Binds every pool's pages to the step's rows, as far as its plan mode leaves that to the device.
+
+        Returns the lengths by pool; those of a pool that does not grow are gathered, and its table stays as it is.
+        """
+        around, lengths = self._around, {}
+        for key, step in self.attention.items():
+            table, size = around.tables.block_table[key], around.page_size
+            grown = self._grown.get(key)
+            lengths[key] = around.tables.lengths[key].index_select(0, slots) if grown is None else grown.lengths
+            if self._walk.streams[key] == CONTEXT:
+                assert fresh is not None
+                step.write_at = context_places(slots, fresh, table, self._contexts[key], size, SINK_PAGE)
+            mode = self.mode(key)
+            if mode is PlanMode.FULL:
+                continue
+            pages = step.pages
+            arrays = (pages.indptr, pages.indices, pages.last_page_len)
+            page_gather(slots, table, lengths[key], size, SINK_PAGE, *arrays)
+            if mode is PlanMode.HOST_PLAN_FREE:
+                step.record_plan()
+        return lengths
 
     def _batch(
         self,
-        walk: str,
         slots: torch.Tensor,
         tokens: torch.Tensor,
+        positions: torch.Tensor,
         max_seqlen: int,
         cu_seqlens: torch.Tensor,
+        lengths: Mapping[str, torch.Tensor],
         fresh: torch.Tensor | None = None,
     ) -> Batch:
         around = self._around
         columns = around.tables.state_slots
         rows = slots.long() if columns else slots
         return Batch(
-            walk,
+            self._walk.name,
             slots,
             tokens,
-            self.inputs.positions,
+            positions,
             cu_seqlens,
             max_seqlen,
-            {around.key: self.attention},
+            self.attention,
             around.state,
             {key: column[rows] for key, column in columns.items()},
             fresh,
+            lengths,
         )
 
     def _deliver(
         self, logits: torch.Tensor, slots: torch.Tensor, variant: Variant, sampled: torch.Tensor | None
     ) -> None:
         around, box = self._around, self.mailbox
-        tables, lengths = around.tables, self.inputs.lengths
+        tables, own = around.tables, self._walk.positions
         tokens = sample_captured(
             variant,
             logits,
             slots,
             tables.sampler,
             tables.output_count,
-            lengths.long(),
+            self._grown[own].lengths.long(),
             around.sampler,
             box.logprobs,
             sampled,
         )
-        advance_rows(
-            slots, tokens, lengths, tables.lengths[around.key], tables.last_token, tables.output_count, sampled
-        )
+        for key, given in self._grown.items():
+            who = sampled if key == own else self._nobody[: len(slots)]  # a row's token moves once, its lengths all
+            advance_rows(slots, tokens, given.lengths, tables.lengths[key], tables.last_token, tables.output_count, who)
         publish(tokens, box.delivered, box.box)
 
 
@@ -188,12 +222,18 @@ class DecodeStep(StaticStep):
     """One token for each of at most ``rows`` rows."""
 
     def __init__(
-        self, around: Surroundings, attention: FlashInferStep, rows: int, device: torch.device, mailbox: Mailbox
+        self,
+        around: Surroundings,
+        attention: Mapping[str, FlashInferStep],
+        rows: int,
+        device: torch.device,
+        mailbox: Mailbox,
     ) -> None:
-        block = HostBlock({"slots": rows, "runs": 2 * rows, "payload": rows}, device)
-        super().__init__(around, attention, block, mailbox)
-        self.inputs = DecodeInputs.allocate(rows, device)
-        attention.write_at = self.inputs.write_at
+        walk = around.model.walks["decode"]
+        pages = rows * len(walk.grows)  # a row may get a page in each
+        block = HostBlock({"slots": rows, "runs": 2 * pages, "payload": pages}, device)
+        self.inputs = {key: DecodeInputs.allocate(rows, device) for key in walk.grows}
+        super().__init__(around, walk, attention, self.inputs, block, mailbox)
 
     def fill(self, plan: StepPlan) -> bool:
         slots = plan.inputs.section(plan.buffer, "slots")
@@ -204,19 +244,13 @@ class DecodeStep(StaticStep):
     def forward(self) -> torch.Tensor:
         around, tables = self._around, self._around.tables
         slots = self._begin()
-        assert isinstance(self.inputs, DecodeInputs)
-        decode_inputs(
-            slots,
-            tables.last_token,
-            tables.lengths[around.key],
-            tables.block_table[around.key],
-            around.page_size,
-            SINK_PAGE,
-            self.inputs,
-        )
-        self._bind_pages(slots)
-        batch = self._batch("decode", slots, self.inputs.tokens, 1, self.attention.qo_indptr)
-        return around.model.forward(batch)
+        for key, given in self.inputs.items():
+            lengths, table = tables.lengths[key], tables.block_table[key]
+            decode_inputs(slots, tables.last_token, lengths, table, around.page_size, SINK_PAGE, given)
+        own = self.inputs[self._walk.positions]
+        queries = self.attention[self._walk.positions].qo_indptr
+        bound = self._bind_pages(slots)
+        return around.model.forward(self._batch(slots, own.tokens, own.positions, 1, queries, bound))
 
     def finish(self, hidden: torch.Tensor, variant: Variant) -> None:
         self._deliver(self._around.model.logits(hidden), self.block.device["slots"], variant, None)
@@ -228,25 +262,25 @@ class PrefillStep(StaticStep):
     def __init__(
         self,
         around: Surroundings,
-        attention: FlashInferStep,
+        attention: Mapping[str, FlashInferStep],
         rows: int,
         tokens: int,
         device: torch.device,
         mailbox: Mailbox,
     ) -> None:
+        walk, pools = around.model.walks["prefill"], len(around.model.kv_pools)
         sections = {
             "slots": rows,
-            "runs": 2 * 2 * rows,
-            "payload": rows * _PAYLOAD_A_ROW,
+            "runs": 2 * rows * (pools + 1),
+            "payload": rows * pools * _PAYLOAD_A_ROW,
             "cu_seqlens": rows + 1,
             "fresh": rows,
             "sampled": rows,
             "tokens": tokens,
         }
-        super().__init__(around, attention, HostBlock(sections, device), mailbox)
+        self.inputs = {key: PrefillInputs.allocate(rows, tokens, device) for key in walk.grows}
+        super().__init__(around, walk, attention, self.inputs, HostBlock(sections, device), mailbox)
         self.rows, self.tokens = rows, tokens
-        self.inputs = PrefillInputs.allocate(rows, tokens, device)
-        attention.write_at = self.inputs.write_at
 
     def fill(self, plan: StepPlan) -> bool:
         host = self.block.host
@@ -270,27 +304,22 @@ class PrefillStep(StaticStep):
 
     def forward(self) -> torch.Tensor:
         around, tables = self._around, self._around.tables
-        slots = self._begin()
-        given = self.block.device
-        assert isinstance(self.inputs, PrefillInputs)
-        prefill_inputs(
-            slots,
-            given["cu_seqlens"],
-            tables.lengths[around.key],
-            tables.block_table[around.key],
-            around.page_size,
-            SINK_PAGE,
-            self.inputs,
-        )
-        self.attention.qo_indptr.copy_(given["cu_seqlens"])
-        self._bind_pages(slots)
+        slots, given = self._begin(), self.block.device
+        starts = given["cu_seqlens"]
+        for key, inputs in self.inputs.items():
+            lengths, table = tables.lengths[key], tables.block_table[key]
+            prefill_inputs(slots, starts, lengths, table, around.page_size, SINK_PAGE, inputs)
+        for step in self.attention.values():
+            step.qo_indptr.copy_(starts)
         fresh = given["fresh"] != 0
-        batch = self._batch("prefill", slots, given["tokens"].long(), self.tokens, given["cu_seqlens"], fresh)
+        bound = self._bind_pages(slots, fresh)
+        positions = self.inputs[self._walk.positions].positions
+        batch = self._batch(slots, given["tokens"].long(), positions, self.tokens, starts, bound, fresh)
         return around.model.forward(batch)
 
     def finish(self, hidden: torch.Tensor, variant: Variant) -> None:
-        assert isinstance(self.inputs, PrefillInputs)
-        logits = self._around.model.logits(hidden[self.inputs.last])
+        last = self.inputs[self._walk.positions].last
+        logits = self._around.model.logits(hidden[last])
         self._deliver(logits, self.block.device["slots"], variant, self.block.device["sampled"] != 0)
 
 

@@ -42,11 +42,11 @@ pub struct ServeArgs {
         help_heading = "Models"
     )]
     pub models: Vec<String>,
-    /// Devices to use: cpu, or cuda:0,cuda:1,…
+    /// Devices to use: cpu, or cuda:0,cuda:1,…; auto takes every GPU if FlashInfer is installed, else cpu
     #[arg(
         long,
         value_name = "DEVICES",
-        default_value = "cpu",
+        default_value = "auto",
         help_heading = "Models"
     )]
     pub devices: String,

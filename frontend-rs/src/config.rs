@@ -149,12 +149,23 @@ pub fn models(args: &ServeArgs) -> Result<Vec<ModelSpec>, ConfigError> {
     Ok(specs)
 }
 
-/// The devices that are used: `--devices`, then what only models name.
-pub fn devices(args: &ServeArgs, specs: &[ModelSpec]) -> Result<Vec<Device>, ConfigError> {
+/// What `--devices` says when it leaves the choice to us.
+const AUTO: &str = "auto";
+
+/// The devices that are used: `--devices`, then what only models name. `auto`: what that word stands for here.
+pub fn devices(
+    args: &ServeArgs,
+    specs: &[ModelSpec],
+    auto: &[Device],
+) -> Result<Vec<Device>, ConfigError> {
     let mut devices = Vec::new();
     if specs.iter().any(|spec| spec.devices.is_none()) {
-        devices = parse_devices(&args.devices)
-            .map_err(|error| ConfigError(format!("--devices: {error}")))?;
+        devices = if args.devices.trim() == AUTO {
+            auto.to_vec()
+        } else {
+            parse_devices(&args.devices)
+                .map_err(|error| ConfigError(format!("--devices: {error}")))?
+        };
     }
     for device in specs.iter().flat_map(|spec| spec.devices.iter().flatten()) {
         if !devices.contains(device) {

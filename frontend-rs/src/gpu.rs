@@ -28,6 +28,14 @@ fn count_in(proc: &Path, dev: &Path) -> u32 {
     u32::try_from(found).unwrap_or(u32::MAX).max(u32::from(wsl))
 }
 
+/// What `--devices auto` means: every GPU if the workers' interpreter can use one, else the CPU.
+pub fn auto(count: u32, usable: bool) -> Vec<Device> {
+    if count == 0 || !usable {
+        return vec![Device::Cpu];
+    }
+    (0..count).map(Device::Cuda).collect()
+}
+
 /// Refuses a device that this machine has not got.
 pub fn check(devices: &[Device], count: u32) -> Result<(), String> {
     for device in devices {
@@ -64,6 +72,13 @@ mod tests {
         }
         assert_eq!(count_in(&nowhere, &dev), 2);
         std::fs::remove_dir_all(dev).unwrap();
+    }
+
+    #[test]
+    fn auto_takes_every_gpu_that_can_be_used() {
+        assert_eq!(auto(0, true), [Device::Cpu]);
+        assert_eq!(auto(2, false), [Device::Cpu]);
+        assert_eq!(auto(2, true), [Device::Cuda(0), Device::Cuda(1)]);
     }
 
     #[test]

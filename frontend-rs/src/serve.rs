@@ -18,7 +18,7 @@ use crate::model::ModelEntry;
 use crate::progress::{Progress, Terminal};
 use crate::route::{Failure, Router};
 use crate::shutdown::Signals;
-use crate::supervise::{Launch, Limits, Supervisor, WorkerEvent};
+use crate::supervise::{Device, Launch, Limits, Supervisor, WorkerEvent};
 use crate::text::TextModel;
 use crate::{checkpoint, fetch, gpu, python};
 
@@ -28,8 +28,14 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 /// Serves until it is told to stop. An error is one line that says what to do.
 pub async fn run(args: ServeArgs) -> Result<(), String> {
     let specs = config::models(&args).map_err(|error| error.to_string())?;
-    let devices = config::devices(&args, &specs).map_err(|error| error.to_string())?;
-    gpu::check(&devices, gpu::count())?;
+    let python = python::find(args.python.as_deref()).map_err(|error| error.to_string())?;
+    let probe = python::probe(&python, false)
+        .await
+        .map_err(|error| error.to_string())?;
+    let gpus = gpu::count();
+    let auto = gpu::auto(gpus, probe.flashinfer.is_some());
+    let devices = config::devices(&args, &specs, &auto).map_err(|error| error.to_string())?;
+    gpu::check(&devices, gpus)?;
     let http_config = http_config(&args)?;
     let mut signals =
         Signals::new().map_err(|error| format!("signals cannot be received: {error}"))?;
@@ -50,7 +56,7 @@ pub async fn run(args: ServeArgs) -> Result<(), String> {
     let server = Server::start(listener, http_config, router.clone());
 
     let prepared = tokio::select! {
-        prepared = prepare(&args, &specs) => prepared?,
+        prepared = prepare(&args, &specs, python, &probe) => prepared?,
         () = signals.next() => return Ok(()),
     };
     let plans = config::workers(&args, &specs, &prepared.folders, &devices, cores());
@@ -62,7 +68,7 @@ pub async fn run(args: ServeArgs) -> Result<(), String> {
         .map_err(|error| format!("a thread cannot be started: {error}"))?;
 
     let outcome = serve(&args, &router, &mut signals, &mut events, count, || {
-        announce(&args, address, &models)
+        announce(&args, address, &models, &devices)
     })
     .await;
     let patience = match outcome {
@@ -160,11 +166,12 @@ struct Prepared {
     launch: Launch,
 }
 
-async fn prepare(args: &ServeArgs, specs: &[ModelSpec]) -> Result<Prepared, String> {
-    let python = python::find(args.python.as_deref()).map_err(|error| error.to_string())?;
-    let probe = python::probe(&python, false)
-        .await
-        .map_err(|error| error.to_string())?;
+async fn prepare(
+    args: &ServeArgs,
+    specs: &[ModelSpec],
+    python: PathBuf,
+    probe: &python::Probe,
+) -> Result<Prepared, String> {
     let real = args.worker_module == "denizen.worker";
     probe
         .check(&python, real)
@@ -260,7 +267,7 @@ fn cores() -> u32 {
 }
 
 /// Says where the server is, with a line to try it.
-fn announce(args: &ServeArgs, address: SocketAddr, models: &[String]) {
+fn announce(args: &ServeArgs, address: SocketAddr, models: &[String], devices: &[Device]) {
     let mut reachable = address;
     if address.ip().is_unspecified() {
         reachable.set_ip(if address.is_ipv4() {
@@ -280,9 +287,11 @@ fn announce(args: &ServeArgs, address: SocketAddr, models: &[String]) {
     });
     let version = env!("CARGO_PKG_VERSION");
     let names = models.join(", ");
+    let devices: Vec<String> = devices.iter().map(ToString::to_string).collect();
+    let devices = devices.join(", ");
     let url = format!("http://{reachable}/v1/chat/completions");
     Terminal::say(&format!(
-        "\nDenizen {version} serves {names} on http://{address}\n\n  \
+        "\nDenizen {version} serves {names} from {devices} on http://{address}\n\n  \
          curl {url}{key} -H 'Content-Type: application/json' -d '{body}'\n"
     ));
     if args.api_key.is_none() && !address.ip().is_loopback() {

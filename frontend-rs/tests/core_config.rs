@@ -103,9 +103,11 @@ fn devices_are_those_of_the_option_and_of_the_models() {
     );
     let all = |arguments: &[&str]| {
         let args = args(arguments);
-        devices(&args, &models(&args).unwrap()).unwrap()
+        devices(&args, &models(&args).unwrap(), &[Device::Cuda(7)]).unwrap()
     };
-    assert_eq!(all(&[]), [Device::Cpu]);
+    assert_eq!(all(&[]), [Device::Cuda(7)]);
+    assert_eq!(all(&["--devices", "auto"]), [Device::Cuda(7)]);
+    assert_eq!(all(&["--devices", "cpu"]), [Device::Cpu]);
     assert_eq!(
         all(&[
             "--devices",
@@ -135,7 +137,7 @@ fn each_worker_gets_the_models_of_its_device_and_its_share_of_the_threads() {
         "--no-resident",
     ]);
     let specs = models(&args).unwrap();
-    let used = devices(&args, &specs).unwrap();
+    let used = devices(&args, &specs, &[Device::Cpu]).unwrap();
     let folders = [PathBuf::from("/a"), PathBuf::from("/b")];
     let plans = workers(&args, &specs, &folders, &used, 8);
     let names: Vec<Vec<String>> = plans.iter().map(|plan| plan.model_names()).collect();

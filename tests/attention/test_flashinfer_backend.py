@@ -21,7 +21,6 @@ from denizen.worker.attention.planner_abi import (
 )
 from denizen.worker.attention.torch_ref import PagedAttention
 from denizen.worker.models.base import KvPoolSpec
-from denizen.worker.resident.planner import PlanMode
 
 _T, _I, _B, _D = "TensorView", "int64_t", "bool", "double"
 #: Parameter types of the planners in FlashInfer's sources.
@@ -110,19 +109,17 @@ def test_only_known_releases_have_an_abi(release: str, known: str | None) -> Non
 
 def test_the_gather_is_recorded_only_on_the_direct_path() -> None:
     abi = PlannerAbi.of("0.6.14")
-    assert backend.gathers_in_graph("fa2", True, True, abi)
+    assert backend.gathers_in_graph("fa2", True, abi)
     for other in ("auto", "fa3", "jit", "trtllm-gen", "xqa", "cudnn", "cute-dsl"):
-        assert not backend.gathers_in_graph(other, True, True, abi)
-    assert not backend.gathers_in_graph("fa2", False, True, abi)
-    assert not backend.gathers_in_graph("fa2", True, False, abi)
-    assert not backend.gathers_in_graph("fa2", True, True, None)
+        assert not backend.gathers_in_graph(other, True, abi)
+    assert not backend.gathers_in_graph("fa2", False, abi)
+    assert not backend.gathers_in_graph("fa2", True, None)
 
 
 def test_tensor_cores_are_for_grouped_heads() -> None:
-    assert backend.prefers_tensor_cores(8, 2, 1)
-    assert not backend.prefers_tensor_cores(16, 8, 16)
-    assert backend.prefers_tensor_cores(16, 8, 128)
-    assert not backend.prefers_tensor_cores(20, 20, 128)
+    assert backend.prefers_tensor_cores(8, 2)
+    assert backend.prefers_tensor_cores(16, 8)
+    assert not backend.prefers_tensor_cores(20, 20)
 
 
 def test_the_float_workspace_holds_what_a_plan_asks_for() -> None:
@@ -162,10 +159,12 @@ class _Wrapper:
         self._buffers = {name.replace("_buffer", "").replace("_buf", ""): value for name, value in buffers.items()}
         self._cached_module = _Planner()
         self._plan_info: list[int] = []
+        self._causal = False
         self.slow_plans = 0
 
     def plan(self, *arguments: Any, **options: Any) -> None:
         self.slow_plans += 1
+        self._causal = options.get("causal", False)
         self._plan_info = self._cached_module.plan()
 
     def run(self, query: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], *, out: torch.Tensor) -> None:
@@ -173,8 +172,8 @@ class _Wrapper:
         reference.keys[0], reference.values[0] = cache
         arrays = (self._buffers[f"paged_kv_{name}"] for name in ("indptr", "indices", "last_page_len"))
         starts = self._buffers.get("qo_indptr", torch.arange(len(query) + 1, dtype=torch.int32))
-        step = reference.bind(*arrays, starts, int((starts[1:] - starts[:-1]).max()))
-        out.copy_(step._attend(0, query, SPEC.head_dim**-0.5, causal="qo_indptr" in self._buffers))
+        step = reference.bind(*arrays, starts, int((starts[1:] - starts[:-1]).max()), self._causal)
+        out.copy_(step._attend(0, query, SPEC.head_dim**-0.5))
 
 
 @pytest.fixture
@@ -193,9 +192,6 @@ def _workspace() -> backend.SlotWorkspace:
 def test_a_lengths_only_plan_is_one_call_and_writes_no_array(pool: backend.FlashInferAttention) -> None:
     step = pool.decode_step(3, _workspace())
     assert step.lengths_only
-    assert step.mode(written=True) is PlanMode.LENGTHS_ONLY
-    assert step.mode(written=True, resident=False) is PlanMode.FULL
-    assert step.mode(written=False) is PlanMode.FULL  # a pool that is only read
     before = [array.clone() for array in (step.pages.indptr, step.pages.indices, step.pages.last_page_len)]
     planner = step._wrapper._cached_module
     planner.calls.clear()
@@ -223,7 +219,7 @@ def test_an_unknown_release_plans_through_the_wrapper(pool: backend.FlashInferAt
     step = pool.decode_step(3, _workspace())
     step.plan(torch.tensor([0, 1, 2, 3], dtype=torch.int32))
     assert step._wrapper.slow_plans == 2
-    assert step.mode(written=True) is PlanMode.FULL
+    assert not step.lengths_only
 
 
 def test_a_changed_plan_is_refused(pool: backend.FlashInferAttention) -> None:
@@ -242,8 +238,6 @@ def test_a_changed_plan_is_refused(pool: backend.FlashInferAttention) -> None:
 def test_a_step_can_plan_for_itself(pool: backend.FlashInferAttention) -> None:
     workspace = _workspace()
     step = pool.decode_step(3, workspace)
-    assert step.mode(written=True, on_device=True) is PlanMode.HOST_PLAN_FREE
-    assert step.mode(written=False, on_device=True) is PlanMode.FULL
     planner = step._wrapper._cached_module
     planner.calls.clear()
     step.pages.indptr.copy_(torch.tensor([0, 100, 101, 140]))

@@ -43,9 +43,15 @@ def microseconds(function: Callable[[int], object], copies: int, replays: int = 
 
 
 def dense_attention(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pages: torch.Tensor, length: int, scale: float
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    pages: torch.Tensor,
+    length: int,
+    scale: float,
+    causal: bool = True,
 ) -> torch.Tensor:
-    """float64 attention of a row's queries ``[n, heads, D]``, the last n of its ``length`` positions."""
+    """float64 attention of a row's queries ``[n, heads, D]``: the last n of its ``length`` positions, if causal."""
     kv_heads, dim = keys.shape[2:]
     k = keys[pages.long()].reshape(-1, kv_heads, dim)[:length].double()
     v = values[pages.long()].reshape(-1, kv_heads, dim)[:length].double()
@@ -54,5 +60,6 @@ def dense_attention(
     scores = torch.einsum("nhgd,lhd->nhgl", grouped, k) * scale
     at = torch.arange(length, device=query.device)
     hidden = at[None, :] > (length - count + torch.arange(count, device=query.device))[:, None]
-    scores.masked_fill_(hidden[:, None, None, :], float("-inf"))
+    if causal:
+        scores.masked_fill_(hidden[:, None, None, :], float("-inf"))
     return torch.einsum("nhgl,lhd->nhgd", scores.softmax(-1), v).reshape(count, heads, dim)

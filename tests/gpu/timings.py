@@ -14,10 +14,12 @@ from denizen.kernels.gate import sigmoid_gate, silu_mul
 from denizen.kernels.gated_delta import gated_delta_prefill
 from denizen.kernels.gated_delta_decode import gated_delta_decode_triton
 from denizen.kernels.gated_delta_gates import gated_delta_gates
+from denizen.kernels.narrow_linear import Tiling, Use, choose_tiling, narrow_linear, narrow_silu_mul
 from denizen.kernels.norm import add_rms_norm
 from denizen.kernels.page_gather import page_gather
 from denizen.kernels.sample import gumbel_argmax
 from gpu_support import CUDA, microseconds
+from torch.nn.functional import linear
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,6 +123,47 @@ def delta_decode(rows: int) -> Iterator[tuple[str, float]]:
         gated_delta_decode.WARPS = kept
 
 
+def products(rows: int) -> Iterator[tuple[str, float]]:
+    """A layer's products, each with the norm beside it and weights that no cache holds: general ones and own."""
+    norm, residual = torch.ones(1024, device=CUDA), _half(rows, 1024)
+    for name, use, outputs, inputs in (
+        ("in", Use.PLAIN, 8224, 1024),
+        ("gate, up", Use.GATED, 7168, 1024),
+        ("out", Use.PARTIAL, 1024, 2048),
+        ("down", Use.PARTIAL, 1024, 3584),
+    ):
+        weights = [_half(outputs, inputs) * inputs**-0.5 for _ in range(_LAYERS)]
+        x = _half(rows, inputs)
+
+        def general(i: int, use: Use = use, x: torch.Tensor = x, weights: list[torch.Tensor] = weights) -> None:
+            if use is Use.PARTIAL:
+                add_rms_norm(residual, linear(x, weights[i]), norm, 1e-6)
+                return
+            out = linear(add_rms_norm(residual, None, norm, 1e-6), weights[i])
+            if use is Use.GATED:
+                silu_mul(out)
+
+        yield f"norm and {name}, general product", microseconds(general, _LAYERS)
+        tiling = choose_tiling(use, rows, outputs, inputs)
+        if tiling is None:
+            continue
+
+        def own(
+            i: int,
+            use: Use = use,
+            x: torch.Tensor = x,
+            weights: list[torch.Tensor] = weights,
+            tiling: Tiling = tiling,
+        ) -> None:
+            if use is Use.PARTIAL:
+                add_rms_norm(residual, narrow_linear(x, weights[i], tiling), norm, 1e-6)
+                return
+            run = narrow_silu_mul if use is Use.GATED else narrow_linear
+            run(add_rms_norm(residual, None, norm, 1e-6), weights[i], tiling)
+
+        yield f"norm and {name}, own, floor {outputs * inputs * 2 / 4.24e6:.1f}", microseconds(own, _LAYERS)
+
+
 def delta_prefill(rows: int, tokens: int) -> Iterator[tuple[str, float]]:
     """The gated delta net of one layer over ``rows`` prompts that fill a bucket of ``tokens``."""
     mixed = _half(tokens, 8224)
@@ -159,7 +202,7 @@ def delta_prefill(rows: int, tokens: int) -> Iterator[tuple[str, float]]:
 def all_timings() -> Iterator[tuple[str, float]]:
     """Every timing as ``(what, µs)``."""
     for rows in (16, 128):
-        for part in (decode, delta_decode):
+        for part in (decode, products, delta_decode):
             for name, value in part(rows):
                 yield f"{rows:4} rows  {name}", value
             torch.cuda.empty_cache()

@@ -24,6 +24,7 @@ from denizen.kernels import (
     gated_delta_chunk,
     gated_delta_decode,
     mailbox,
+    narrow_linear,
     norm,
     page_gather,
     prefill_step,
@@ -73,8 +74,11 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[s
                     attributes[(index,)] = [["tt.divisibility", 16]]
         options = {k: v for k, v in kwargs.items() if k in ("num_warps", "num_stages", "maxnreg")}
         source = ASTSource(self, signature, constants, attributes)
+        binary = triton.compile(source, target=target, options=options)
+        # One multiprocessor has 227 KB.
+        assert binary.metadata.shared <= 227 << 10, f"{self.__name__} takes {binary.metadata.shared} bytes"
         cubin = tmp_path / f"{self.__name__}.cubin"
-        cubin.write_bytes(triton.compile(source, target=target, options=options).asm["cubin"])
+        cubin.write_bytes(binary.asm["cubin"])
         report = subprocess.run([cuobjdump, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
         usage[self.__name__] = report
 
@@ -130,6 +134,26 @@ def test_layers(compiled: dict[str, str]) -> None:
     attention_inputs.attention_inputs_triton(
         projected, 8, 2, True, weight, weight, 1e-6, table, _longs(rows), _ints(rows), pool, pool.clone()
     )
+
+
+@pytest.mark.parametrize("tokens", [8, 32, 64, 128, 256])
+def test_products(compiled: dict[str, str], tokens: int) -> None:
+    """Of Qwen3.5-0.8B's layers, and one with more inputs."""
+    plain, gated, partial = narrow_linear.Use.PLAIN, narrow_linear.Use.GATED, narrow_linear.Use.PARTIAL
+    for use, outputs, inputs in (
+        (plain, 8224, 1024),
+        (gated, 7168, 1024),
+        (partial, 1024, 2048),
+        (partial, 1024, 3584),
+        (partial, 2048, 8192),
+    ):
+        tiling = narrow_linear.choose_tiling(use, tokens, outputs, inputs)
+        if tiling is None:
+            assert use is plain, f"no tiling for {outputs} x {inputs}"
+            continue
+        run = narrow_linear.narrow_silu_mul_triton if use is gated else narrow_linear.narrow_linear_triton
+        run(_half(tokens, inputs), _half(outputs, inputs), tiling)
+    norm.add_rms_norm_triton(_half(tokens, 1024), torch.zeros(8, tokens, 1024), torch.zeros(1024), 1e-6)
 
 
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])

@@ -40,7 +40,8 @@ class Pool:
         indices = torch.tensor([page for pages in lists for page in pages] + [-1] * 3, dtype=torch.int32)
         last = torch.tensor([(length - 1) % PAGE + 1 for length in lengths] + [1] * padding, dtype=torch.int32)
         bounds = [0, *itertools.accumulate(sizes)]
-        step = self.attention.bind(indptr, indices, last, torch.tensor(bounds, dtype=torch.int32), max(sizes))
+        starts = torch.tensor(bounds, dtype=torch.int32)
+        step = self.attention.bind(indptr, indices, last, starts, max(sizes), causal=write)
         for layer in range(LAYERS):
             query = torch.randn(bounds[-1], HEADS, DIM)
             key, value = torch.randn(2, bounds[-1], self.kv_heads, DIM)

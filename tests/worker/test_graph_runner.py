@@ -1,121 +1,23 @@
-"""The runner of CUDA workers on the CPU: its static steps run kernel by kernel, over a stand-in for FlashInfer's.
+"""Static steps against the eager runner: the same tokens, whatever plans, and whoever plans them.
 
 What a graph would record is what runs here: fixed shapes, padding rows and tokens, the host block, the mailbox.
 """
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
-from denizen.worker.attention.flashinfer import PageArrays
 from denizen.worker.channel import Channel
 from denizen.worker.engine import Engine
-from denizen.worker.graphs import GraphRunner
 from denizen.worker.phases import Stopwatch
 from denizen.worker.protocol import Drain, Submit, encode
 from denizen.worker.resident.planner import PlanMode
-from denizen.worker.resident.tables import DeviceTables
-from denizen.worker.scheduler import Scheduler
 from denizen.worker.teacher import teacher_forced
 
 from tests.worker.peer import Full, Peer, QueueArena, TooLarge, generate
+from tests.worker.static_steps import serve_static
 from tests.worker.test_engine import MIXED, OUTPUTS, PROMPTS
-from tests.worker.toy import CPU, DIM, serve_toy
-
-if TYPE_CHECKING:
-    from denizen.worker.attention.torch_ref import PagedAttention
-
-BUCKETS, TOKENS, PREFILL_ROWS = [2, 5, 8], [8, 16], 3
-
-
-class Step:
-    """A static step whose attention is the CPU reference over the step's page arrays."""
-
-    lengths_only = True
-
-    def __init__(self, pool: Pool, rows: int, tokens: int) -> None:
-        self.pages = PageArrays.allocate(rows, pool.reference.keys.shape[1], CPU)
-        self.qo_indptr = torch.arange(rows + 1, dtype=torch.int32)
-        self.write_at = torch.zeros(tokens, dtype=torch.int32)
-        self.shape = SimpleNamespace(rows=rows, tokens=tokens)
-        self.planned: list[list[int]] = []
-        self.recorded = 0
-        self._pool = pool
-
-    def record_plan(self) -> None:
-        self.recorded += 1
-
-    def plan(self, kv_indptr: torch.Tensor, qo_indptr: torch.Tensor | None = None) -> None:
-        self.planned.append(kv_indptr.tolist())
-
-    def run(self, layer: int, query: torch.Tensor, key, value, scale: float) -> torch.Tensor:
-        pages, live = self.pages, int(self.qo_indptr[-1])
-        where = self.write_at.long()
-        for cache, new in ((self._pool.reference.keys, key), (self._pool.reference.values, value)):
-            cache[layer].view(-1, 1, DIM)[where] = new
-        counts = self.qo_indptr[1:] - self.qo_indptr[:-1]
-        rows = int((counts > 0).sum())
-        step = self._pool.reference.bind(
-            pages.indptr[: rows + 1],
-            pages.indices,
-            pages.last_page_len[:rows],
-            self.qo_indptr[: rows + 1],
-            int(counts.max()),
-        )
-        if self.planned:  # the host's plan says the same as the arrays
-            assert self.planned[-1] == pages.indptr.tolist()
-        out = torch.full_like(query, torch.nan)
-        out[:live] = step._attend(layer, query[:live], scale, causal=True)
-        return out
-
-
-class Pool:
-    def __init__(self, reference: PagedAttention) -> None:
-        self.reference = reference
-        self.page_size = reference.page_size
-
-    def decode_step(self, rows: int, workspace: object, tensor_cores: bool | None = None) -> Step:
-        return Step(self, rows, rows)
-
-    def prefill_step(self, rows: int, tokens: int, workspace: object) -> Step:
-        return Step(self, rows, tokens)
-
-    def float_workspace(self, rows: int, tokens: int) -> torch.Tensor:
-        return torch.empty(1)
-
-
-def serve_static(*, resident: bool = True, mode: PlanMode = PlanMode.HOST_PLAN_FREE, **options):
-    """A toy served by the graph runner."""
-    served = serve_toy(buckets=BUCKETS, resident=resident, mode=mode, **options)
-    old, scheduler = served.runner, served.scheduler
-    tables = DeviceTables(old.tables.layout, CPU)
-    pools = {key: Pool(attention) for key, attention in old.attention.items()}
-    served.runner = GraphRunner(
-        old.model,
-        tables,
-        pools,
-        old.state,
-        old.sampler.state,
-        mode if resident else PlanMode.FULL,
-        BUCKETS,
-        TOKENS,
-        PREFILL_ROWS,
-    )
-    served.scheduler = Scheduler(
-        scheduler.rows,
-        scheduler.kv,
-        scheduler.state,
-        scheduler.mirror,
-        scheduler.planner,
-        scheduler.context,
-        scheduler.prefill_chunk,
-        PREFILL_ROWS,
-    )
-    return served
-
+from tests.worker.toy import serve_toy
 
 VARIANTS = {
     "resident": {},
@@ -144,7 +46,7 @@ def test_plans_are_recorded_or_made_on_the_host_and_never_both():
     for mode in PlanMode:
         served = serve_static(mode=mode, resident=mode is not PlanMode.FULL)
         generate(served, PROMPTS[:4], 8)
-        steps = [step.attention for step in served.runner._steps.values()]
+        steps = [bound for step in served.runner._steps.values() for bound in step.attention.values()]
         assert any(step.recorded for step in steps) == (mode is PlanMode.HOST_PLAN_FREE)
         assert any(step.planned for step in steps) == (mode is not PlanMode.HOST_PLAN_FREE)
 

@@ -123,14 +123,21 @@ class Machine:
 
     def check_plan(self, step) -> None:
         """The mirror's page counts, padding included, equal what the tables would give once the step runs."""
+        assert set(step.reads) == ({"context"} & set(step.modes) if step.walk == "decode" else set())
         for key in step.modes:
-            if f"indptr:{key}" not in step.inputs.sections:
+            lists = step.reads.get(key)
+            indptr = step.inputs.section(step.buffer, f"indptr:{key}") if lists is None else lists.indptr
+            if indptr is None:
                 continue
-            begin, end, _ = step.inputs.sections[f"indptr:{key}"]
             lengths = [self.mirror.lengths[key][row] for row in step.advance.rows]
             lengths += [1] * (step.bucket - len(lengths))
             counts = [max(1, -(-int(length) // 4)) for length in lengths]
-            assert step.buffer[begin:end].tolist() == np.concatenate([[0], np.cumsum(counts)]).tolist()
+            assert indptr.tolist() == np.concatenate([[0], np.cumsum(counts)]).tolist()
+            if lists is not None:
+                owned = [request.held.pages[key][:count] for request, count in zip(step.requests, counts, strict=False)]
+                padding = step.bucket - len(owned)
+                assert lists.indices.tolist() == [page for pages in owned for page in pages] + [0] * padding
+                assert lists.last_page_len.tolist() == [(int(length) - 1) % 4 + 1 for length in lengths]
 
     def check(self) -> None:
         """The mirror equals what the requests say, from scratch."""

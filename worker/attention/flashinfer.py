@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from denizen.kernels.attention_plan import PlanLayout, attention_plan
 from denizen.worker.attention.planner_abi import (
@@ -25,8 +26,8 @@ from denizen.worker.attention.planner_abi import (
     float_workspace_bytes,
     tensor_core_arguments,
 )
+from denizen.worker.pools.kv import SINK_PAGE
 from denizen.worker.pools.storage import allocate_kv
-from denizen.worker.resident.planner import PlanMode
 
 if TYPE_CHECKING:
     from denizen.worker.models.base import KvPoolSpec
@@ -39,26 +40,28 @@ class PlanChangedError(RuntimeError):
     """A plan does not fit the launches that were captured; replaying them would read wrong memory."""
 
 
-def prefers_tensor_cores(heads: int, kv_heads: int, rows: int) -> bool:
-    """Measured on an H200: grouped heads gain from tensor cores, ungrouped ones lose up to 2.8 times."""
-    group = heads // kv_heads
-    return group >= 4 or (group > 1 and rows >= 64)
+def prefers_tensor_cores(heads: int, kv_heads: int) -> bool:
+    """Measured on an H200: ungrouped heads take up to 2.8 times as long on tensor cores, groups of 4 gain from them.
+
+    Groups of 2 gain from 64 rows on and lose little before: one kernel for all batch sizes is worth more.
+    """
+    return heads > kv_heads
 
 
-def gathers_in_graph(backend: str, tensor_cores: bool, graph: bool, abi: PlannerAbi | None) -> bool:
+def gathers_in_graph(backend: str, graph: bool, abi: PlannerAbi | None) -> bool:
     """Whether a wrapper plans through the direct path, so that its page arrays may be gathered inside the graph.
 
     This one bit decides both that the gather is recorded and that the host plans lengths only: were they to disagree,
     either two writers would race on the arrays or the graph would read stale pages.
     """
-    return backend == "fa2" and tensor_cores and graph and abi is not None
+    return backend == "fa2" and graph and abi is not None
 
 
 @dataclass(frozen=True)
 class SlotWorkspace:
     """Planner memory of one graph slot, shared by its buckets: only one step of a slot is under way at a time."""
 
-    floats: torch.Tensor  #: uint8, partial results; all slots may share one, since their kernels run in one stream
+    floats: torch.Tensor  #: uint8, partial results; slots of a walk may share one, since they run in one stream
     ints: torch.Tensor  #: uint8 on the device
     pinned: torch.Tensor  #: uint8, pinned, the planner writes it and copies it to ``ints``
 
@@ -71,22 +74,50 @@ class SlotWorkspace:
         )
 
 
-@dataclass(frozen=True)
 class PageArrays:
-    """Static page arrays of a step, int32 on the device: see ``kernels/page_gather.py``."""
+    """Static page arrays of a step, int32 on the device: see ``kernels/page_gather.py``.
 
-    indptr: torch.Tensor  #: [rows + 1]
-    indices: torch.Tensor  #: [pages of the pool + rows]
-    last_page_len: torch.Tensor  #: [rows]
+    A graph gathers them, or the host loads them in one copy: ``indptr`` ``[rows + 1]``, ``last_page_len`` ``[rows]``,
+    ``indices`` ``[pages of the pool + rows]``. Every row starts as padding: one page, the sink, of length 1.
+    """
 
-    @classmethod
-    def allocate(cls, rows: int, pages: int, device: torch.device) -> PageArrays:
-        """Every row starts as padding: one page, the sink, of length 1."""
-        return cls(
-            torch.arange(rows + 1, dtype=torch.int32, device=device),
-            torch.zeros(pages + rows, dtype=torch.int32, device=device),
-            torch.ones(rows, dtype=torch.int32, device=device),
-        )
+    def __init__(self, rows: int, pages: int, device: torch.device) -> None:
+        self._rows = rows
+        self._words = torch.zeros(2 * _aligned(rows + 1) + pages + rows, dtype=torch.int32, device=device)
+        self._pinned: torch.Tensor | None = None  # made when the host first loads
+        self.indptr, self.last_page_len, self.indices = self._parts(self._words)
+        self.indptr.copy_(torch.arange(rows + 1, dtype=torch.int32))
+        self.last_page_len.fill_(1)
+
+    def _parts(self, words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        rows, second = self._rows, _aligned(self._rows + 1)
+        return words[: rows + 1], words[second : second + rows], words[2 * second :]
+
+    def load(self, indptr: np.ndarray, indices: np.ndarray, last_page_len: np.ndarray) -> None:
+        """Queues one copy of the arrays of the first rows; the other rows become padding.
+
+        Rewrites pinned memory: only when the step's last copy has run (E3).
+        """
+        if self._pinned is None:
+            self._pinned = torch.zeros_like(self._words, device="cpu", pin_memory=self._words.is_cuda)
+        starts, lasts, pages = (part.numpy() for part in self._parts(self._pinned))
+        starts[:] = padded_indptr(indptr, self._rows)
+        lasts[: len(last_page_len)] = last_page_len
+        lasts[len(last_page_len) :] = 1
+        pages[: len(indices)] = indices
+        pages[len(indices) : starts[-1]] = SINK_PAGE
+        used = len(self._words) - len(pages) + int(starts[-1])
+        self._words[:used].copy_(self._pinned[:used], non_blocking=True)
+
+
+def padded_indptr(indptr: np.ndarray, rows: int) -> np.ndarray:
+    """``indptr`` continued to ``rows`` rows, padding rows having one page each."""
+    padding = rows + 1 - len(indptr)
+    return np.concatenate((indptr, indptr[-1] + np.arange(1, padding + 1, dtype=np.int32)))
+
+
+def _aligned(words: int) -> int:
+    return -(-words // 4) * 4
 
 
 class FlashInferAttention:
@@ -107,15 +138,17 @@ class FlashInferAttention:
         self.keys, self.values = allocate_kv(spec, pages, page_size, device, dtype)
 
     def decode_step(self, rows: int, workspace: SlotWorkspace, tensor_cores: bool | None = None) -> FlashInferStep:
-        """A step of ``rows`` rows with one query each, for a graph.
+        """A step of ``rows`` rows with one query each, for a graph. ``tensor_cores`` None = whatever is faster."""
+        if tensor_cores is None:
+            tensor_cores = prefers_tensor_cores(self.heads, self.spec.kv_heads)
+        return FlashInferStep(self, self._shape(rows, rows, causal=False), workspace, tensor_cores, ragged=False)
 
-        ``tensor_cores`` None = whatever is faster; True where the graph shall plan for itself.
+    def prefill_step(self, rows: int, tokens: int, workspace: SlotWorkspace, causal: bool = True) -> FlashInferStep:
+        """A step of at most ``tokens`` queries of at most ``rows`` rows, for a graph.
+
+        ``causal``: a row's queries are the last of its positions; otherwise each sees all of them (cross attention).
         """
-        return FlashInferStep(self, self._shape(rows, rows, causal=False), workspace, tensor_cores)
-
-    def prefill_step(self, rows: int, tokens: int, workspace: SlotWorkspace) -> FlashInferStep:
-        """A step of at most ``tokens`` queries of at most ``rows`` rows, causal, for a graph."""
-        return FlashInferStep(self, self._shape(rows, tokens, causal=True), workspace)
+        return FlashInferStep(self, self._shape(rows, tokens, causal), workspace, tensor_cores=True, ragged=True)
 
     def float_workspace(self, rows: int, tokens: int) -> torch.Tensor:
         """Memory for partial results that suffices for steps up to this size."""
@@ -139,9 +172,11 @@ class FlashInferStep:
         pool: FlashInferAttention,
         shape: PlanShape,
         workspace: SlotWorkspace,
-        tensor_cores: bool | None = None,
+        tensor_cores: bool,
+        ragged: bool,
     ) -> None:
-        self.pages = PageArrays.allocate(shape.rows, pool.keys.shape[1], pool.device)
+        """``ragged``: rows have any number of queries; otherwise each has one, and ``shape.tokens`` rows."""
+        self.pages = PageArrays(shape.rows, pool.keys.shape[1], pool.device)
         #: int32 ``[tokens]``: place of each new token in the flattened pool; see ``kernels/decode_step.py``
         self.write_at = torch.zeros(shape.tokens, dtype=torch.int32, device=pool.device)
         #: int32 ``[rows + 1]``: first query of each row
@@ -149,30 +184,19 @@ class FlashInferStep:
         self.shape = shape
         self._pool = pool
         self._workspace = workspace
-        self._prefill = shape.causal
-        if tensor_cores is None:
-            tensor_cores = prefers_tensor_cores(shape.heads, shape.kv_heads, shape.rows)
-        self._tensor_cores = self._prefill or tensor_cores
+        self._ragged = ragged
+        self._tensor_cores = tensor_cores
         self._scale = shape.head_dim**-0.5
         self._captured: list[int] | None = None
         self._host_qo = torch.arange(shape.rows + 1, dtype=torch.int32)
         self._host_lengths = torch.ones(shape.rows, dtype=torch.int32)
         self._wrapper = self._make_wrapper()
         self._plan_padding()
-        self._lengths_only = gathers_in_graph(self._wrapper._backend, self._tensor_cores, shape.graph, pool.abi)
+        self._lengths_only = gathers_in_graph(self._wrapper._backend, shape.graph, pool.abi)
 
     @property
     def lengths_only(self) -> bool:
         return self._lengths_only
-
-    def mode(self, written: bool, resident: bool = True, on_device: bool = False) -> PlanMode:
-        """The plan mode of this step. A pool that the walk only reads keeps its full host plan.
-
-        ``on_device``: the graph plans for itself (:meth:`record_plan`), so that nothing is left to the host.
-        """
-        if not (self._lengths_only and written and resident):
-            return PlanMode.FULL
-        return PlanMode.HOST_PLAN_FREE if on_device else PlanMode.LENGTHS_ONLY
 
     def record_plan(self) -> None:
         """Plans inside the graph: call after ``page_gather`` and before the first layer, instead of :meth:`plan`.
@@ -185,9 +209,10 @@ class FlashInferStep:
 
     def layout(self) -> PlanLayout:
         """Where the plan's arrays lie; the same for every plan of this step."""
-        shape = self.shape
+        shape, info = self.shape, self._wrapper._plan_info
+        if not self._tensor_cores:
+            return PlanLayout.of_cuda_cores(info, shape.page_size, self._workspace.ints.numel())
         group = shape.heads // shape.kv_heads
-        info = self._wrapper._plan_info
         return PlanLayout.of(info, group, shape.page_size, shape.kv_heads, self._pool.multiprocessors)
 
     def plan(self, kv_indptr: torch.Tensor, qo_indptr: torch.Tensor | None = None) -> None:
@@ -229,7 +254,7 @@ class FlashInferStep:
     def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         """Attends over pages that hold the step's keys and values already (``kernels/attention_inputs.py``).
 
-        Prefill is causal: a row's queries are the last of its context. Decode sees the row's whole context.
+        Ragged queries are causal where the shape says so. A single query sees the row's whole context.
         """
         out = torch.empty_like(query)
         self._wrapper.run(query, self.cache(layer), out=out)
@@ -242,7 +267,7 @@ class FlashInferStep:
     def _make_wrapper(self) -> Any:
         flashinfer = import_module("flashinfer")
         memory, pages = self._workspace, self.pages
-        if self._prefill:
+        if self._ragged:
             wrapper: Any = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
                 memory.floats,
                 "NHD",
@@ -274,7 +299,7 @@ class FlashInferStep:
         rows = torch.arange(self.shape.rows + 1, dtype=torch.int32)
         queries = rows.clone()
         queries[-1] = self.shape.tokens  # the wrapper keeps the first plan's total as its limit
-        self._plan_slowly(rows, queries if self._prefill else None)
+        self._plan_slowly(rows, queries if self._ragged else None)
 
     def _plan_slowly(self, kv_indptr: torch.Tensor, qo_indptr: torch.Tensor | None) -> None:
         """Through the wrapper, which also writes the arrays that it is given: the pages that they hold already."""
@@ -283,9 +308,9 @@ class FlashInferStep:
         options = {"q_data_type": dtype, "kv_data_type": dtype, "sm_scale": self._scale}
         arrays = (kv_indptr, indices, pages.last_page_len)
         heads = (shape.heads, shape.kv_heads, shape.head_dim)
-        if self._prefill:
+        if self._ragged:
             queries = self.qo_indptr.cpu() if qo_indptr is None else qo_indptr
-            self._wrapper.plan(queries, *arrays, *heads, shape.page_size, causal=True, **options)
+            self._wrapper.plan(queries, *arrays, *heads, shape.page_size, causal=shape.causal, **options)
         else:
             self._wrapper.plan(*arrays, *heads, shape.page_size, **options)
         self._accept(self._wrapper._plan_info)

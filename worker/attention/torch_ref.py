@@ -41,19 +41,20 @@ class PagedAttention:
         last_page_len: torch.Tensor,
         cu_seqlens: torch.Tensor,
         max_seqlen: int,
+        causal: bool = True,
     ) -> TorchAttentionStep:
-        """The attention of one step.
+        """The attention of one step; not ``causal``: every query sees all of its row's positions.
 
         ``indptr``, ``indices`` and ``last_page_len`` are the arrays of ``kernels/page_gather.py``; ``cu_seqlens``
-        (int32 ``[B + 1]``) and ``max_seqlen`` are the step's queries, as in a batch. Where the step writes the pool,
-        row i's new positions are the last ``cu_seqlens[i + 1] - cu_seqlens[i]`` of its length.
+        (int32 ``[B + 1]``) and ``max_seqlen`` are the step's queries, as in a batch. Where attention is causal, row i's
+        new positions are the last ``cu_seqlens[i + 1] - cu_seqlens[i]`` of its length.
         """
         indptr = indptr.long()
         lengths = (indptr[1:] - indptr[:-1] - 1) * self.page_size + last_page_len
         pages = _PageArrays(indptr, indices, lengths, self.page_size)
         if max_seqlen == 1:
-            return _DecodeStep(self, pages)
-        return _PrefillStep(self, pages, cu_seqlens.long())
+            return _DecodeStep(self, pages, causal)
+        return _PrefillStep(self, pages, causal, cu_seqlens.long())
 
     def _write(self, layer: int, where: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         tokens = len(where)
@@ -84,25 +85,26 @@ class _PageArrays:
 class TorchAttentionStep:
     """What both kinds of step share: see :class:`denizen.worker.attention.base.AttentionStep`."""
 
-    def __init__(self, pool: PagedAttention, write_at: torch.Tensor) -> None:
+    def __init__(self, pool: PagedAttention, causal: bool, write_at: torch.Tensor) -> None:
         self._pool = pool
+        self._causal = causal
         self.write_at = write_at  #: int64 [T], flattened position of each new token
 
     def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self._pool.keys[layer], self._pool.values[layer]
 
     def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
-        return self._attend(layer, query, query.shape[-1] ** -0.5, causal=True)
+        return self._attend(layer, query, query.shape[-1] ** -0.5)
 
     def run(
         self, layer: int, query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None, scale: float
     ) -> torch.Tensor:
-        """Writes, then attends. Without ``key`` the pool is read only and every query sees the row's whole context."""
+        """Writes, then attends. Without ``key`` the pool is read only."""
         if key is not None and value is not None:
             self._pool._write(layer, self.write_at, key, value)
-        return self._attend(layer, query, scale, causal=key is not None)
+        return self._attend(layer, query, scale)
 
-    def _attend(self, layer: int, query: torch.Tensor, scale: float, causal: bool) -> torch.Tensor:
+    def _attend(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
         raise NotImplementedError
 
 
@@ -116,11 +118,11 @@ class _Rectangle:
 
 
 class _DecodeStep(TorchAttentionStep):
-    """One query a row."""
+    """One query a row, the last of its context: causal or not, it sees all of it."""
 
-    def __init__(self, pool: PagedAttention, pages: _PageArrays) -> None:
+    def __init__(self, pool: PagedAttention, pages: _PageArrays, causal: bool) -> None:
         rows = torch.arange(len(pages.lengths), device=pages.lengths.device)
-        super().__init__(pool, pages.locate(rows, pages.lengths - 1))
+        super().__init__(pool, causal, pages.locate(rows, pages.lengths - 1))
         self._rectangles = [self._rectangle(pages, part) for part in _split(pages.lengths)]
 
     def _rectangle(self, pages: _PageArrays, part: torch.Tensor | None) -> _Rectangle:
@@ -138,7 +140,7 @@ class _DecodeStep(TorchAttentionStep):
             mask = mask.masked_fill_(hidden, float("-inf"))[:, None, None, :]
         return _Rectangle(part, where.reshape(-1), mask)
 
-    def _attend(self, layer: int, query: torch.Tensor, scale: float, causal: bool) -> torch.Tensor:
+    def _attend(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
         if len(self._rectangles) == 1:
             return self._attend_rectangle(layer, query, scale, self._rectangles[0])
         out = torch.empty_like(query)
@@ -162,13 +164,13 @@ class _DecodeStep(TorchAttentionStep):
 class _PrefillStep(TorchAttentionStep):
     """Several queries a row, ragged."""
 
-    def __init__(self, pool: PagedAttention, pages: _PageArrays, cu_seqlens: torch.Tensor) -> None:
+    def __init__(self, pool: PagedAttention, pages: _PageArrays, causal: bool, cu_seqlens: torch.Tensor) -> None:
         device = cu_seqlens.device
         counts = cu_seqlens[1:] - cu_seqlens[:-1]
         rows = torch.repeat_interleave(torch.arange(len(counts), device=device), counts)
         first = pages.lengths - counts
         positions = torch.arange(len(rows), device=device) - cu_seqlens[rows] + first[rows]
-        super().__init__(pool, pages.locate(rows, positions.clamp_min(0)))
+        super().__init__(pool, causal, pages.locate(rows, positions.clamp_min(0)))
         self._spans: list[tuple[int, int]] = []  # queries of each row in the step
         self._where: list[torch.Tensor] = []  # the whole context of each row in the pool
         self._masks: list[torch.Tensor | None] = []  # None: the row's queries are its whole context, or one
@@ -178,12 +180,12 @@ class _PrefillStep(TorchAttentionStep):
             self._where.append(pages.locate(torch.tensor(row, device=device), torch.arange(length, device=device)))
             new = bounds[row + 1] - bounds[row]
             mask = None
-            if 1 < new < length:
+            if causal and 1 < new < length:
                 # Query j stands at position length - new + j. (is_causal would align it with position j.)
                 mask = torch.ones((new, length), dtype=torch.bool, device=device).tril_(length - new)
             self._masks.append(mask)
 
-    def _attend(self, layer: int, query: torch.Tensor, scale: float, causal: bool) -> torch.Tensor:
+    def _attend(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
         out = torch.empty_like(query)
         grouped = query.shape[1] != self._pool.spec.kv_heads
         for (begin, end), where, mask in zip(self._spans, self._where, self._masks, strict=True):
@@ -192,8 +194,8 @@ class _PrefillStep(TorchAttentionStep):
                 query[begin:end].transpose(0, 1)[None],
                 keys.transpose(0, 1)[None],
                 values.transpose(0, 1)[None],
-                attn_mask=mask if causal else None,
-                is_causal=causal and mask is None and end - begin > 1,
+                attn_mask=mask,
+                is_causal=self._causal and mask is None and end - begin > 1,
                 scale=scale,
                 enable_gqa=grouped,
             )[0].transpose(0, 1)

@@ -18,17 +18,24 @@ if TYPE_CHECKING:
 
 #: Span of a stream that writes as many positions as the step has tokens for the row (prefill).
 RAGGED = -1
+#: Span of a stream that writes the whole context of the rows that begin in the step, and nothing for the others.
+CONTEXT = -2
 
 
 @dataclass(frozen=True)
 class KvPoolSpec:
-    """A paged KV pool: ``layers`` layers of keys and values, each ``[pages, page_size, kv_heads, head_dim]``."""
+    """A paged KV pool: ``layers`` layers of keys and values, each ``[pages, page_size, kv_heads, head_dim]``.
+
+    A pool holds the positions of a request's own tokens, or a *context* of fixed length, which queries see as a whole
+    (cross attention). A request holds all of its context from its admission: the row's length there never moves.
+    """
 
     key: str
     layers: int
     kv_heads: int
     head_dim: int
     heads: int = 0  #: query heads that read it; 0 = as many as ``kv_heads``
+    context: int = 0  #: positions of a request's context; 0 = the pool follows the request's tokens
 
 
 @dataclass(frozen=True)
@@ -53,11 +60,23 @@ class StatePoolSpec:
 class Walk:
     """A named way through a model. ``streams`` maps a KV pool's key to its span: positions written a row and step.
 
-    ``RAGGED`` = one a token of the row; 0 = the pool is read only in this walk.
+    ``RAGGED`` = one a token of the row; 0 = the pool is read only in this walk; ``CONTEXT`` = the context of rows that
+    begin. Queries attend causally to a pool that takes their own positions, and to all of a row's positions elsewhere.
     """
 
     name: str
     streams: Mapping[str, int]
+    #: The pool whose lengths say where the step's tokens stand. Default: the first that takes a position a token.
+    positions: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.positions:
+            object.__setattr__(self, "positions", next(iter(self.grows), ""))
+
+    @property
+    def grows(self) -> tuple[str, ...]:
+        """Keys of the pools whose lengths move in this walk."""
+        return tuple(key for key, span in self.streams.items() if span not in (0, CONTEXT))
 
 
 @dataclass
@@ -81,6 +100,8 @@ class Batch:
     state_slots: Mapping[str, torch.Tensor] = field(default_factory=dict)  #: by state pool key: int32 [B]
     fresh: torch.Tensor | None = None
     #: bool [B]: the row's recurrent state starts from zero in this step, whatever the slot holds (first chunk)
+    lengths: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    #: by KV pool key: int32 [B], positions of each row in this step, its new ones included
 
 
 class Model(Protocol):

@@ -15,12 +15,14 @@ class KvPool:
     step that uses them has completed.
     """
 
-    def __init__(self, key: str, pages: int, page_size: int) -> None:
+    def __init__(self, key: str, pages: int, page_size: int, context: int = 0) -> None:
+        """``context``: positions that every request holds, whatever its tokens; 0 = as many as its tokens."""
         if pages < 2:
             raise CapacityError(f"KV pool '{key}' needs at least 2 pages of {page_size}; raise kv_tokens")
         self.key = key
         self.pages = pages
         self.page_size = page_size
+        self.context = context
         self._free = list(range(pages - 1, SINK_PAGE, -1))
         self._owned = bytearray(pages)
 
@@ -37,8 +39,9 @@ class KvPool:
     def used(self) -> int:
         return self.capacity - len(self._free)
 
-    def pages_for(self, positions: int) -> int:
-        return -(-positions // self.page_size)
+    def pages_for(self, tokens: int) -> int:
+        """Pages of a request with ``tokens`` tokens."""
+        return -(-(self.context or tokens) // self.page_size)
 
     def take(self, count: int) -> list[int] | None:
         """``count`` pages, or None (and nothing taken) if there are fewer."""

@@ -7,7 +7,7 @@ is found once, when the group forms.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +16,12 @@ from denizen.worker.resident.inputs import StepInputs
 from denizen.worker.resident.mirror import Advance
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from denizen.worker.models.base import Walk
     from denizen.worker.request import Request
     from denizen.worker.resident.mirror import Mirror
+    from denizen.worker.resident.page_lists import PageLists
     from denizen.worker.resident.planner import StepPlan
     from denizen.worker.sampling.sampler import SamplePlan
 
@@ -101,7 +105,7 @@ class Group:
     requests: list[Request]
     advance: Advance
     slots: np.ndarray  #: int32 [bucket], padded with the null row
-    lengths: np.ndarray  #: int32 [n], of the first pool that they write, before their first step
+    lengths: np.ndarray  #: int32 [n], of the pool that positions follow, before their first step
     first: np.ndarray  #: int32 [n], index of the output token of their first step
     left: np.ndarray  #: int32 [n], steps until each needs no more
     turns: int  #: the least of them
@@ -114,6 +118,7 @@ class Group:
     inputs: StepInputs  #: of a step without row writes and page arrays
     buffer: np.ndarray
     sample: SamplePlan | None = None  #: of the newest step
+    reads: Mapping[str, PageLists] = field(default_factory=dict)  #: by key of the KV pools that decode only reads
     turn: int = 0  #: committed steps
 
     @property
@@ -122,8 +127,9 @@ class Group:
         return self.advance.rows
 
     @classmethod
-    def form(cls, ledger: Ledger, mirror: Mirror, rows: np.ndarray, slots: np.ndarray, pools: tuple[str, ...]) -> Group:
-        """``rows`` int64, rising; ``pools``: keys of those that a decode step writes."""
+    def form(cls, ledger: Ledger, mirror: Mirror, rows: np.ndarray, slots: np.ndarray, walk: Walk) -> Group:
+        """``rows`` int64, rising; ``walk``: decode."""
+        pools = walk.grows
         count = len(rows)
         assert not count or rows[0] > 0
         lengths = {key: mirror.lengths[key][rows] for key in pools}
@@ -136,7 +142,7 @@ class Group:
             ledger.requests[rows].tolist(),
             Advance(rows, np.ones(count, np.int32), pools, rows),
             slots,
-            lengths[pools[0]],
+            lengths[walk.positions],
             first,
             left,
             _least(left),

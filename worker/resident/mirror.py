@@ -54,10 +54,11 @@ class Mirror:
             self._settle()
         return self._outputs
 
-    def open_row(self, row: int, pages: Mapping[str, int], outputs: int) -> None:
-        """A free row is taken: ``pages`` by pool, ``outputs``: tokens that its owner has already."""
-        for key, count in pages.items():
-            self.pages[key][row] = count
+    def open_row(self, row: int, begins: Mapping[str, tuple[int, int]], outputs: int) -> None:
+        """A free row is taken: positions and pages by pool, and the tokens that its owner has already."""
+        for key, (length, pages) in begins.items():
+            self._lengths[key][row] = length
+            self.pages[key][row] = pages
         self._outputs[row] = outputs
 
     def clear_row(self, row: int) -> None:

@@ -7,16 +7,16 @@ while the one before it ran, and is then committed as it is, is *promoted*.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
 from denizen.worker.phases import Stopwatch
-from denizen.worker.pools.kv import SINK_PAGE
 from denizen.worker.resident.inputs import StepInputs
 from denizen.worker.resident.ledger import Group
 from denizen.worker.resident.mirror import Advance
+from denizen.worker.resident.page_lists import PageLists, prefix_sum
 from denizen.worker.resident.tables import OUTPUT_COUNT, PAGES, ROW_TABLE, STATE_SLOTS, kv_table
 from denizen.worker.resident.writes import RowWrites
 from denizen.worker.sampling.params import Feature
@@ -50,6 +50,10 @@ class PlanMode(Enum):
     HOST_PLAN_FREE = "host_plan_free"  #: nothing: the step gathers its own page arrays
     LENGTHS_ONLY = "lengths_only"  #: the prefix sum of page counts, from the mirror
     FULL = "full"  #: the page arrays themselves
+
+    def of_span(self, span: int) -> PlanMode:
+        """The mode of a pool with this span: one that is only read keeps its full plan, also beside one that is not."""
+        return self if span else PlanMode.FULL
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,7 @@ class StepPlan:
     appended: Sequence[Appended] = ()
     group: Group | None = None  #: of a decode step
     turn: int = 0  #: and which of its steps this is, from 0
+    reads: Mapping[str, PageLists] = field(default_factory=dict)  #: by key of the pools that the walk only reads
     all_logits: bool = False  #: logits of every token, for scoring
     number: int = 0
     graph_slot: int = 0
@@ -145,19 +150,15 @@ class Planner:
         self.ahead = {key: min(_AHEAD, pool.page_size) for key, pool in pools.items()}
         self._steps = 0
         self._of_walk = dict.fromkeys(walks, 0)
-        self._written = {name: tuple(key for key in pools if walk.streams.get(key)) for name, walk in walks.items()}
+        self._grows = {name: walk.grows for name, walk in walks.items()}
         self._modes = {name: self._walk_modes(walk, mode) for name, walk in walks.items()}
-        #: Walks whose steps need nothing from the host but their slots, and the pages that they append.
-        self._free = {
-            name: resident and all(mode is PlanMode.HOST_PLAN_FREE for mode in modes.values())
-            for name, modes in self._modes.items()
-        }
+        #: A decode step needs nothing from the host but its slots, the pages that it appends, and lists of its group's.
+        self._free = resident and mode is PlanMode.HOST_PLAN_FREE
 
     def _walk_modes(self, walk: Walk, mode: PlanMode) -> dict[str, PlanMode]:
-        """A read-only pool keeps its full host plan, also beside a lengths-only pool."""
         if not self.resident:
             mode = PlanMode.FULL
-        return {key: mode if walk.streams[key] else PlanMode.FULL for key in self.pools if key in walk.streams}
+        return {key: mode.of_span(walk.streams[key]) for key in self.pools if key in walk.streams}
 
     def bucket_of(self, rows: int) -> int:
         """The smallest bucket that holds ``rows``."""
@@ -168,7 +169,7 @@ class Planner:
         row = request.row
         mirror = self.mirror
         short = {}
-        for key in self._written[walk]:
+        for key in self._grows[walk]:
             if mirror.lengths[key][row] >= mirror.pages[key][row] * mirror.page_size[key]:
                 short[key] = 1
         return short
@@ -177,7 +178,9 @@ class Planner:
         """The requests of ``rows`` (int64, rising), to decode together."""
         slots = np.zeros(self.bucket_of(len(rows)), np.int32)  # padded with the null row
         slots[: len(rows)] = rows
-        return Group.form(ledger, self.mirror, rows, slots, self._written["decode"])
+        group = Group.form(ledger, self.mirror, rows, slots, self.walks["decode"])
+        group.reads = self._reads("decode", group.requests, rows, len(slots))
+        return group
 
     def prepare_decode(self, group: Group) -> StepPlan | None:
         """One token for every row of the group; None if the pages that it needs are not there (none are taken then)."""
@@ -186,7 +189,7 @@ class Planner:
         if appended is None:
             return None
         inputs, buffer = group.inputs, group.buffer
-        if appended or not self._free["decode"]:
+        if appended or not self._free:
             inputs = self._decode_inputs(group, appended)
             buffer = inputs.pack()
         self.stopwatch.lap("plan_kv")
@@ -209,6 +212,7 @@ class Planner:
             appended=appended,
             group=group,
             turn=group.turn,
+            reads=group.reads,
         )
 
     def _decode_inputs(self, group: Group, appended: Sequence[Appended]) -> StepInputs:
@@ -223,7 +227,7 @@ class Planner:
         inputs = StepInputs()
         inputs.put("slots", group.slots)
         self._put_writes(inputs, writes)
-        if not self._free["decode"]:
+        if not self._free:
             counts, bucket = group.advance.counts, len(group.slots)
             self._put_pages("decode", inputs, group.requests, group.rows, counts, bucket, appended)
         return inputs
@@ -276,9 +280,10 @@ class Planner:
             inputs.pack(),
             self._modes["prefill"],
             sample,
-            Advance(rows, counts, self._written["prefill"], rows[sampled]),
+            Advance(rows, counts, self._grows["prefill"], rows[sampled]),
             int(counts.max()),
             begins,
+            reads=self._reads("prefill", requests, rows, len(rows)),
         )
 
     def _sample(self, group: Group) -> SamplePlan:
@@ -350,11 +355,15 @@ class Planner:
             inputs.put("payload", payload)
 
     def _write_row(self, writes: RowWrites, request: Request) -> None:
-        """The whole row of a request that begins: one run a KV pool, and one for the rest."""
+        """The whole row of a request that begins: one run a KV pool, and one for the rest.
+
+        Its length is 0 where tokens are yet to come, and its context's where it holds one.
+        """
         held = request.held
         assert held is not None
         for key in self.pools:
-            writes.put(kv_table(key), held.row, 0, [0] * PAGES + held.pages[key])
+            length = int(self.mirror.lengths[key][held.row])
+            writes.put(kv_table(key), held.row, 0, [length] + [0] * (PAGES - 1) + held.pages[key])
         state = [held.state[key] for key in self.layout.state_pools]
         head = np.zeros(self.layout.sampler_column, np.int32)
         head[OUTPUT_COUNT] = len(request.outputs)
@@ -390,29 +399,38 @@ class Planner:
         bucket: int,
         appended: Sequence[Appended],
     ) -> None:
-        """The host's page arrays of pools that need them: see ``kernels/page_gather.py`` for their meaning."""
+        """The host's page arrays of written pools that need them: see ``kernels/page_gather.py`` for their meaning."""
         for key, mode in self._modes[walk].items():
-            if mode is PlanMode.HOST_PLAN_FREE:
+            if mode is PlanMode.HOST_PLAN_FREE or not self.walks[walk].streams[key]:
                 continue
-            span = counts if self.walks[walk].streams[key] else 0
-            lengths = np.ones(bucket, np.int32)
-            lengths[: len(rows)] = np.maximum(self.mirror.step_lengths(key, rows, span), 1)
+            lengths = self._lengths(key, rows, counts if key in self._grows[walk] else 0, bucket)
             size = self.mirror.page_size[key]
-            page_counts = (lengths + size - 1) // size
-            indptr = np.zeros(bucket + 1, np.int32)
-            np.cumsum(page_counts, out=indptr[1:])
-            inputs.put(f"indptr:{key}", indptr)
-            if mode is not PlanMode.FULL:
+            if mode is PlanMode.LENGTHS_ONLY:
+                inputs.put(f"indptr:{key}", prefix_sum(-(-lengths // size)))
                 continue
-            indices: list[int] = []
-            for index, (request, count) in enumerate(zip(requests, page_counts.tolist(), strict=False)):
+            owned = []
+            for index, request in enumerate(requests):
                 assert request.held is not None
                 extra = _pages_of(index, appended)
-                pages = request.held.pages[key] + ([extra[key]] if key in extra else [])
-                indices += pages[:count] or [SINK_PAGE]
-            indices += [SINK_PAGE] * (bucket - len(rows))
-            inputs.put(f"indices:{key}", np.asarray(indices, np.int32))
-            inputs.put(f"last_page_len:{key}", (lengths - 1) % size + 1)
+                owned.append(request.held.pages[key] + ([extra[key]] if key in extra else []))
+            lists = PageLists.of(owned, lengths, size)
+            inputs.put(f"indptr:{key}", lists.indptr)
+            inputs.put(f"indices:{key}", lists.indices)
+            inputs.put(f"last_page_len:{key}", lists.last_page_len)
+
+    def _reads(self, walk: str, requests: Sequence[Request], rows: np.ndarray, bucket: int) -> dict[str, PageLists]:
+        """Pools that the walk only reads, which the host always plans in full."""
+        reads = {}
+        for key in (key for key, span in self.walks[walk].streams.items() if not span):
+            owned = [request.held.pages[key] for request in requests if request.held is not None]
+            reads[key] = PageLists.of(owned, self._lengths(key, rows, 0, bucket), self.mirror.page_size[key])
+        return reads
+
+    def _lengths(self, key: str, rows: np.ndarray, counts: np.ndarray | int, bucket: int) -> np.ndarray:
+        """Lengths int32 ``[bucket]`` that the step sees in the pool; padding rows have 1."""
+        lengths = np.ones(bucket, np.int32)
+        lengths[: len(rows)] = np.maximum(self.mirror.step_lengths(key, rows, counts), 1)
+        return lengths
 
 
 def _pages_of(index: int, appended: Sequence[Appended]) -> dict[str, int]:

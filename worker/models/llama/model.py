@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from denizen.kernels.attention_inputs import attention_inputs, rope_table
-from denizen.kernels.gate import silu_mul
 from denizen.kernels.norm import add_rms_norm
 from denizen.worker.models.base import RAGGED, KvPoolSpec, StatePoolSpec, Walk
 from denizen.worker.models.llama.config import LlamaConfig
@@ -59,7 +58,7 @@ class LlamaModel:
         for index, layer in enumerate(self._weights.layers):
             delta = self._attend(index, layer, add_rms_norm(residual, delta, layer.input_norm, eps), batch)
             normed = add_rms_norm(residual, delta, layer.post_norm, eps)
-            delta = layer.down(silu_mul(layer.gate_up(normed)))
+            delta = layer.down.summands(layer.gate_up.silu_mul(normed))
         return add_rms_norm(residual, delta, self._weights.norm, eps)
 
     def _attend(self, index: int, layer: Layer, x: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -77,7 +76,7 @@ class LlamaModel:
             step.write_at,
             *step.cache(index),
         )
-        return layer.output(step.attend(index, query).view(len(x), config.num_heads * config.head_dim))
+        return layer.output.summands(step.attend(index, query).view(len(x), config.num_heads * config.head_dim))
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

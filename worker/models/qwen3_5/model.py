@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from denizen.kernels.attention_inputs import attention_inputs, rope_table
 from denizen.kernels.conv import causal_conv_prefill
-from denizen.kernels.gate import sigmoid_gate, silu_mul
+from denizen.kernels.gate import sigmoid_gate
 from denizen.kernels.gated_delta import gated_delta_prefill
 from denizen.kernels.gated_delta_decode import gated_delta_decode
 from denizen.kernels.gated_delta_gates import gated_delta_gates
@@ -76,7 +76,7 @@ class Qwen35Model:
                 delta = self._delta_net(linear, layer.mixer, normed, batch)
                 linear += 1
             normed = add_rms_norm(residual, delta, layer.post_norm, eps)
-            delta = layer.down(silu_mul(layer.gate_up(normed)))
+            delta = layer.down.summands(layer.gate_up.silu_mul(normed))
         return add_rms_norm(residual, delta, self._weights.norm, eps)
 
     def _attend(self, index: int, layer: Attention, x: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -98,7 +98,7 @@ class Qwen35Model:
             *step.cache(index),
         )
         gate = mixed[:, : 2 * heads * dim].view(len(x), heads, 2 * dim)[..., dim:]
-        return layer.output(sigmoid_gate(step.attend(index, query), gate).view(len(x), heads * dim))
+        return layer.output.summands(sigmoid_gate(step.attend(index, query), gate).view(len(x), heads * dim))
 
     def _delta_net(self, index: int, layer: DeltaNet, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         config = self.config
@@ -112,7 +112,7 @@ class Qwen35Model:
         if batch.walk == "decode":
             gates = (layer.decay, layer.dt_bias)
             out = gated_delta_decode(channels, z, b, a, layer.conv, *gates, layer.norm, eps, conv, recurrent, slots)
-            return layer.output(out)
+            return layer.output.summands(out)
         channels = causal_conv_prefill(channels, layer.conv, batch.cu_seqlens, conv, slots, batch.fresh)
         query, key, value = torch.split(channels, [config.key_dim, config.key_dim, config.value_dim], dim=-1)
         g, beta = gated_delta_gates(b, a, layer.decay, layer.dt_bias)
@@ -129,7 +129,7 @@ class Qwen35Model:
             batch.fresh,
         )
         out = gated_rms_norm(out, z.view(len(x), heads, config.value_head_dim), layer.norm, eps)
-        return layer.output(out.view(len(x), config.value_dim))
+        return layer.output.summands(out.view(len(x), config.value_dim))
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
