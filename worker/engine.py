@@ -129,7 +129,8 @@ class Engine:
 
     def _iterate(self) -> None:
         """Queues the steps that can be; waits for the oldest decode step when enough are queued."""
-        self._collect()
+        if self._under_way["prefill"]:
+            self._collect()
         full = False
         queued = 0
         for lanes in self._lanes.values():
@@ -141,7 +142,8 @@ class Engine:
                 for _ in range(count):
                     self._finish(walk)
         elif full or (self._under_way["decode"] and not queued):
-            self._collect()
+            if self._under_way["prefill"]:
+                self._collect()
             self._prepare()
             self._finish("decode")
         elif self._under_way["prefill"] and not queued:
@@ -187,7 +189,8 @@ class Engine:
 
     def _receive(self) -> None:
         """Takes what the front end sent. Blocks when there is nothing else to do."""
-        self.channel.flush()
+        if self.channel.backlog:
+            self.channel.flush()
         timeout = 0
         if not self._busy:
             self.stopwatch.idle()

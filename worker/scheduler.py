@@ -258,9 +258,8 @@ class Scheduler:
             slot = slots.take()
             assert slot is not None
             state[key] = slot
-        for key, pool in self.kv.items():
-            self.mirror.set_row(row, key, pool.context, len(pages[key]))
-        self.mirror.outputs[row] = len(request.outputs)
+        begins = {key: (pool.context, len(pages[key])) for key, pool in self.kv.items()}
+        self.mirror.open_row(row, begins, len(request.outputs))
         self.ledger.open(row, request)
         request.begin(Holdings(row, pages, state))
         self._unfinished += 1

@@ -45,27 +45,31 @@ class Ledger:
     @property
     def in_flight(self) -> np.ndarray:
         """Committed steps that hold each row and have not completed, int32."""
-        if self._counted:
-            assert self._group is not None
-            self._in_flight[self._group.rows] += self._counted
-            self._counted = 0
+        self._settle()
         return self._in_flight
 
     def committed(self, plan: StepPlan) -> None:
         """A step is queued."""
-        self._move(plan, 1)
+        if plan.group is None:
+            self._in_flight[plan.advance.rows] += 1
+            return
+        if plan.group is not self._group:
+            self._settle()
+            self._group = plan.group
+        self._counted += 1
 
     def completed(self, plan: StepPlan) -> None:
         """A step has run."""
-        self._move(plan, -1)
-
-    def _move(self, plan: StepPlan, by: int) -> None:
-        if plan.group is None or plan.group is not self._group:
-            self.in_flight[plan.advance.rows] += by
-            if plan.group is not None:
-                self._group = plan.group
+        if plan.group is self._group and plan.group is not None:
+            self._counted -= 1
         else:
-            self._counted += by
+            self._in_flight[plan.advance.rows] -= 1
+
+    def _settle(self) -> None:
+        if self._counted:
+            assert self._group is not None
+            self._in_flight[self._group.rows] += self._counted
+            self._counted = 0
 
     def open(self, row: int, request: Request) -> None:
         """The row belongs to ``request``."""
@@ -147,7 +151,7 @@ class Group:
             ledger.features[rows],
             ledger.outputs[rows].tolist(),
             ledger.stop_ids,
-            ledger.packed[rows],
+            ledger.packed.take(rows),
             inputs,
             inputs.pack(),
         )

@@ -28,7 +28,7 @@ class Advance:
 class Mirror:
     """Arrays of one entry a row; row 0 stays zero. Used by the plan thread only.
 
-    A group of rows commits the same advance step after step: these are only counted, and applied when somebody looks.
+    A group of rows repeats its advance step after step: these are only counted, and applied when somebody looks.
     """
 
     def __init__(self, rows: int, pools: Mapping[str, int]) -> None:
@@ -54,21 +54,32 @@ class Mirror:
             self._settle()
         return self._outputs
 
-    def set_row(self, row: int, key: str, length: int, pages: int) -> None:
-        self.lengths[key][row] = length
-        self.pages[key][row] = pages
+    def open_row(self, row: int, begins: Mapping[str, tuple[int, int]], outputs: int) -> None:
+        """A free row is taken: positions and pages by pool, and the tokens that its owner has already."""
+        for key, (length, pages) in begins.items():
+            self._lengths[key][row] = length
+            self.pages[key][row] = pages
+        self._outputs[row] = outputs
 
     def clear_row(self, row: int) -> None:
-        for key in self.page_size:
-            self.set_row(row, key, 0, 0)
+        """The row is free."""
+        for key, lengths in self.lengths.items():
+            lengths[row] = 0
+            self.pages[key][row] = 0
         self.outputs[row] = 0
 
     def add_pages(self, rows: np.ndarray, key: str) -> None:
         """A page more for each of ``rows``."""
         self.pages[key][rows] += 1
 
-    def commit(self, advance: Advance) -> None:
-        """A step that adds ``advance`` will run."""
+    def commit(self, advance: Advance) -> np.ndarray:
+        """A step of rows in no group will run; int32 ``[m]``: the index of the token that each sampled one gets."""
+        positions: np.ndarray = self._outputs[advance.sampled]
+        self._apply(advance, 1)
+        return positions
+
+    def repeat(self, advance: Advance) -> None:
+        """A step of the group whose ``advance`` this is will run."""
         if advance is not self._repeated:
             if self._times:
                 self._settle()
@@ -76,9 +87,11 @@ class Mirror:
         self._times += 1
 
     def _settle(self) -> None:
-        advance, times = self._repeated, self._times
-        assert advance is not None
+        assert self._repeated is not None
+        self._apply(self._repeated, self._times)
         self._times = 0
+
+    def _apply(self, advance: Advance, times: int) -> None:
         rows = advance.rows
         for key in advance.pools:
             moved = self._lengths[key][rows] + times * advance.counts

@@ -17,11 +17,11 @@ from denizen.worker.resident.inputs import StepInputs
 from denizen.worker.resident.ledger import Group
 from denizen.worker.resident.mirror import Advance
 from denizen.worker.resident.page_lists import PageLists, prefix_sum
-from denizen.worker.resident.tables import OUTPUT_COUNT, PAGES, ROW_TABLE, STATE_SLOTS, kv_table
+from denizen.worker.resident.row_images import Appended, pages_of, rewrite_row, sampler_rows, write_row
+from denizen.worker.resident.tables import PAGES, kv_table
 from denizen.worker.resident.writes import RowWrites
 from denizen.worker.sampling.params import Feature
 from denizen.worker.sampling.sampler import SamplePlan
-from denizen.worker.sampling.state import SamplerRow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from denizen.worker.resident.mirror import Mirror
     from denizen.worker.resident.tables import TableLayout
     from denizen.worker.sampling.params import SamplingParams
+    from denizen.worker.sampling.state import SamplerRow
 
 #: Graph slots of a walk's bucket, and so the steps of a walk that may be under way: step N+1 waits in one while N runs
 #: from the other.
@@ -41,7 +42,7 @@ GRAPH_SLOTS = 2
 
 #: A step that appends pages costs the host some ten microseconds more, however many: they are appended so many steps
 #: ahead, unless pages are scarce.
-_AHEAD = 8
+_AHEAD = 16
 
 
 class PlanMode(Enum):
@@ -65,10 +66,6 @@ class Entry:
     start: int  #: position of its first token in the step
     count: int  #: tokens
     samples: bool  #: its last token is followed by a sampled one
-
-
-#: Pages that a decode step appends in one pool: its key, places of the requests int64 ``[n]``, and a page for each.
-Appended = tuple[str, np.ndarray, list[int]]
 
 
 @dataclass(slots=True)
@@ -193,7 +190,9 @@ class Planner:
             inputs = self._decode_inputs(group, appended)
             buffer = inputs.pack()
         self.stopwatch.lap("plan_kv")
-        sample = self._sample(group)
+        sample = group.sample
+        if sample is None or sample.features & Feature.MIN_TOKENS:  # which changes with the outputs
+            sample = group.sample = self._sample(group)
         self.stopwatch.lap("plan_sampler")
         return StepPlan(
             "decode",
@@ -217,7 +216,7 @@ class Planner:
         writes = RowWrites(self.layout)
         if not self.resident:
             for index, request in enumerate(group.requests):
-                self._rewrite_row(writes, request, _pages_of(index, appended))
+                rewrite_row(writes, self.mirror, request, pages_of(index, appended))
         else:
             for key, places, pages in appended:
                 where = group.rows[places]
@@ -242,10 +241,10 @@ class Planner:
         begins = []
         for request in requests:
             if request.computed == 0:
-                self._write_row(writes, request)
-                begins += self._sampler_rows(request)
+                write_row(writes, self.mirror, request)
+                begins += sampler_rows(request)
             elif not self.resident:
-                self._rewrite_row(writes, request, {})
+                rewrite_row(writes, self.mirror, request, {})
         cu_seqlens = np.zeros(len(chunks) + 1, np.int32)
         np.cumsum(counts, out=cu_seqlens[1:])
         inputs = StepInputs()
@@ -289,9 +288,7 @@ class Planner:
             indices = (group.first + group.turn).tolist()
             return [(request.params, index) for request, index in zip(group.requests, indices, strict=True)]
 
-        if group.sample is None or group.sample.features & Feature.MIN_TOKENS:  # the latter changes with the outputs
-            group.sample = SamplePlan.of(group.features, len(group.slots), rows)
-        return group.sample
+        return SamplePlan.of(group.features, len(group.slots), rows)
 
     def commit(self, plan: StepPlan) -> None:
         """The step will run, after those of its walk that were committed before: moves the mirror."""
@@ -314,11 +311,11 @@ class Planner:
             group.room[key][places] += self.mirror.page_size[key]
             group.short_at[key] = int(group.room[key].min())
         if plan.group is None:
-            plan.first = self.mirror.outputs[plan.advance.sampled]
+            plan.first = self.mirror.commit(plan.advance)
         else:
             assert plan.turn == plan.group.turn
             plan.group.turn += 1
-        self.mirror.commit(plan.advance)
+            self.mirror.repeat(plan.advance)
 
     def drop(self, plan: StepPlan) -> None:
         """The prepared step will not run: its pages go back, nothing else has moved."""
@@ -354,41 +351,6 @@ class Planner:
             inputs.put("runs", runs)
             inputs.put("payload", payload)
 
-    def _write_row(self, writes: RowWrites, request: Request) -> None:
-        """The whole row of a request that begins: one run a KV pool, and one for the rest.
-
-        Its length is 0 where tokens are yet to come, and its context's where it holds one.
-        """
-        held = request.held
-        assert held is not None
-        for key in self.pools:
-            length = int(self.mirror.lengths[key][held.row])
-            writes.put(kv_table(key), held.row, 0, [length] + [0] * (PAGES - 1) + held.pages[key])
-        state = [held.state[key] for key in self.layout.state_pools]
-        head = np.zeros(self.layout.sampler_column, np.int32)
-        head[OUTPUT_COUNT] = len(request.outputs)
-        head[STATE_SLOTS : STATE_SLOTS + len(state)] = state
-        writes.put(ROW_TABLE, held.row, 0, np.concatenate([head, request.params.packed]))
-
-    def _rewrite_row(self, writes: RowWrites, request: Request, appended: Mapping[str, int]) -> None:
-        """Without residency: what the host knows of the row, again. Last token and output count are the device's."""
-        held = request.held
-        assert held is not None
-        for key in self.pools:
-            pages = held.pages[key] + ([appended[key]] if key in appended else [])
-            length = int(self.mirror.lengths[key][held.row])
-            writes.put(kv_table(key), held.row, 0, [length] + [0] * (PAGES - 1) + pages)
-        head = np.zeros(self.layout.sampler_column - STATE_SLOTS, np.int32)
-        head[: len(self.layout.state_pools)] = [held.state[key] for key in self.layout.state_pools]
-        writes.put(ROW_TABLE, held.row, STATE_SLOTS, np.concatenate([head, request.params.packed]))
-
-    def _sampler_rows(self, request: Request) -> list[SamplerRow]:
-        features = request.params.features
-        if not features & (Feature.PENALTY | Feature.BIAS):
-            return []
-        prompt = request.prompt if features & Feature.PENALTY else None
-        return [SamplerRow(request.row, prompt, tuple(request.outputs), request.params.logit_bias)]
-
     def _put_pages(
         self,
         walk: str,
@@ -411,7 +373,7 @@ class Planner:
             owned = []
             for index, request in enumerate(requests):
                 assert request.held is not None
-                extra = _pages_of(index, appended)
+                extra = pages_of(index, appended)
                 owned.append(request.held.pages[key] + ([extra[key]] if key in extra else []))
             lists = PageLists.of(owned, lengths, size)
             inputs.put(f"indptr:{key}", lists.indptr)
@@ -431,13 +393,3 @@ class Planner:
         lengths = np.ones(bucket, np.int32)
         lengths[: len(rows)] = np.maximum(self.mirror.step_lengths(key, rows, counts), 1)
         return lengths
-
-
-def _pages_of(index: int, appended: Sequence[Appended]) -> dict[str, int]:
-    """The pages by pool that a step appends to the request at ``index``."""
-    found = {}
-    for key, indices, pages in appended:
-        place = int(np.searchsorted(indices, index))
-        if place < len(indices) and indices[place] == index:
-            found[key] = pages[place]
-    return found

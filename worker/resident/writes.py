@@ -18,7 +18,7 @@ class RowWrites:
     """
 
     def __init__(self, layout: TableLayout) -> None:
-        self._layout = layout
+        self.layout = layout
         self._runs: list[tuple[int, int]] = []
         self._payload: list[np.ndarray] = []
         self._table = ""
@@ -30,8 +30,8 @@ class RowWrites:
     def put(self, table: str, row: int, column: int, values: np.ndarray | list[int]) -> None:
         """Writes ``values`` (int32 words) to ``table`` from ``(row, column)`` on, within that row."""
         words = np.asarray(values, np.int32)
-        place = self._layout.tables[table]
-        if not 0 < row < self._layout.rows or column < 0 or column + len(words) > place.width:
+        place = self.layout.tables[table]
+        if not 0 < row < self.layout.rows or column < 0 or column + len(words) > place.width:
             raise AssertionError(f"row write outside table '{table}': row {row}, column {column}, {len(words)} words")
         if not len(words):
             return
@@ -45,7 +45,7 @@ class RowWrites:
 
     def put_words(self, table: str, rows: np.ndarray, columns: np.ndarray, words: list[int]) -> None:
         """Writes one word to each of several rows: runs of their own. The caller keeps within the table."""
-        place = self._layout.tables[table]
+        place = self.layout.tables[table]
         runs = np.ones((len(rows), 2), np.int32)
         runs[:, 0] = rows * place.width + (columns + place.offset)
         self._words.append((runs, np.array(words, np.int32)))

@@ -62,6 +62,15 @@ def _layout() -> dict[str, _Field]:
 
 FIELDS = _layout()
 ROW_BYTES = -(-max(field.end for field in FIELDS.values()) // _ALIGN) * _ALIGN
+#: The row block as the host writes it.
+_BLOCK = np.dtype(
+    {
+        "names": list(FIELDS),
+        "formats": [(field.numpy, field.count) if field.count > 1 else field.numpy for field in FIELDS.values()],
+        "offsets": [field.offset for field in FIELDS.values()],
+        "itemsize": ROW_BYTES,
+    }
+)
 
 
 class Feature:
@@ -156,22 +165,17 @@ class SamplingParams:
     @cached_property
     def packed(self) -> np.ndarray:
         """The row block as int32 words ``[ROW_BYTES // 4]``."""
-        block = np.zeros(ROW_BYTES, np.uint8)
-
-        def put(name: str, value: object) -> None:
-            field = FIELDS[name]
-            block[field.offset : field.end].view(field.numpy)[:] = value
-
-        put("seed", np.uint64(self.seed & (1 << 64) - 1).astype(np.int64))
-        put("temperature", 0.0 if self.greedy else self.temperature)
-        put("top_k", min(self.top_k, 2**31 - 1))
+        block = np.zeros(1, _BLOCK)
+        block["seed"] = np.uint64(self.seed & (1 << 64) - 1).astype(np.int64)
+        block["temperature"] = 0.0 if self.greedy else self.temperature
+        block["top_k"] = min(self.top_k, 2**31 - 1)
         for name in ("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
-            put(name, getattr(self, name))
-        put("min_tokens", min(self.min_tokens, 2**31 - 1))
-        put("features", self.features)
+            block[name] = getattr(self, name)
+        block["min_tokens"] = min(self.min_tokens, 2**31 - 1)
+        block["features"] = self.features
         if self.features & Feature.MIN_TOKENS:
             ids = sorted(self.stop_ids)
-            put("masked_ids", ids + ids[:1] * (MAX_MASKED_IDS - len(ids)))
+            block["masked_ids"] = ids + ids[:1] * (MAX_MASKED_IDS - len(ids))
         return block.view(np.int32)
 
 
