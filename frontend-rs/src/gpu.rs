@@ -4,9 +4,20 @@ use std::path::Path;
 
 use crate::supervise::Device;
 
-/// Number of GPUs.
+/// Number of GPUs that workers will see.
 pub fn count() -> u32 {
-    count_in(Path::new("/proc/driver/nvidia/gpus"), Path::new("/dev"))
+    let there = count_in(Path::new("/proc/driver/nvidia/gpus"), Path::new("/dev"));
+    match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(visible) => there.min(named(&visible)),
+        Err(_) => there,
+    }
+}
+
+/// How many devices a value of CUDA_VISIBLE_DEVICES leaves: those before the first that is none.
+fn named(visible: &str) -> u32 {
+    let names = visible.split(',').map(str::trim);
+    let named = names.take_while(|name| !name.is_empty() && *name != "-1");
+    u32::try_from(named.count()).unwrap_or(u32::MAX)
 }
 
 fn count_in(proc: &Path, dev: &Path) -> u32 {
@@ -72,6 +83,19 @@ mod tests {
         }
         assert_eq!(count_in(&nowhere, &dev), 2);
         std::fs::remove_dir_all(dev).unwrap();
+    }
+
+    #[test]
+    fn the_visible_devices_are_counted_as_cuda_counts_them() {
+        for (visible, count) in [
+            ("", 0),
+            ("0", 1),
+            ("3, 1", 2),
+            ("0,-1,1", 1),
+            ("GPU-8932f937", 1),
+        ] {
+            assert_eq!(named(visible), count, "{visible}");
+        }
     }
 
     #[test]
