@@ -2,16 +2,14 @@
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
-use symphonia::core::codecs::audio::well_known::CODEC_ID_OPUS;
-use symphonia::core::codecs::audio::{AudioDecoder, AudioDecoderOptions};
-use symphonia::core::errors::Error;
 use symphonia::core::packet::Packet;
 
+use super::codec::Codec;
 use super::demux::{codec_name, AudioTrack, Demuxer, Next};
 use super::error::AudioError;
-use super::opus::{self, Opus, OpusHead};
 use super::resample::Resampler;
 use super::sniff::{sniff, Container};
+use super::trim::Trim;
 use super::{Audio, Limits, Source};
 
 /// Audio that may be missing or damaged before a file is refused: a tenth of it, but at least `LOSS_MIN_S` and at most
@@ -19,11 +17,6 @@ use super::{Audio, Limits, Source};
 const LOSS_SHARE: f64 = 0.1;
 const LOSS_MIN_S: f64 = 0.1;
 const LOSS_MAX_S: f64 = 1.0;
-
-enum Codec {
-    Symphonia(Box<dyn AudioDecoder>),
-    Opus(Box<Opus>),
-}
 
 /// Decodes a file in steps. Dropping it between two steps is how to cancel.
 pub struct Decoder<'a> {
@@ -80,7 +73,7 @@ impl<'a> Decoder<'a> {
             if channels > 0 {
                 check_channels(container, channels, limits)?;
             }
-            let (codec, pre_skip) = make_codec(container, track)?;
+            let (codec, pre_skip) = Codec::new(container, track)?;
             Ok(Self {
                 limits: *limits,
                 container,
@@ -112,6 +105,7 @@ impl<'a> Decoder<'a> {
     pub fn step(&mut self) -> Result<bool, AudioError> {
         contain(self.container, || match self.demuxer.next()? {
             Next::Packet(packet) => self.packet(&packet).map(|()| true),
+            Next::Other => Ok(true),
             Next::Track => self.chained().map(|()| true),
             Next::End => Ok(false),
             Next::Lost(what) => self.lost_way(what).map(|()| false),
@@ -164,32 +158,11 @@ impl<'a> Decoder<'a> {
 
     fn packet(&mut self, packet: &Packet) -> Result<(), AudioError> {
         self.fill_gap(packet)?;
-        let good = match &mut self.codec {
-            Codec::Opus(decoder) => match decoder.decode(&packet.data) {
-                Some((samples, channels)) => {
-                    let frames = samples.len() / channels;
-                    let (from, to) = inner(packet, frames);
-                    self.block.clear();
-                    self.block
-                        .extend_from_slice(&samples[from * channels..to * channels]);
-                    Some((opus::RATE, channels))
-                }
-                None => None,
-            },
-            Codec::Symphonia(decoder) => match decoder.decode(packet) {
-                Ok(buffer) => {
-                    buffer.copy_to_vec_interleaved(&mut self.block);
-                    Some((buffer.spec().rate(), buffer.spec().channels().count()))
-                }
-                Err(Error::DecodeError(_) | Error::IoError(_)) => None,
-                Err(e) => {
-                    return Err(AudioError::Damaged {
-                        container: self.container.name(),
-                        what: format!("its {} audio cannot be decoded ({e})", self.source.codec),
-                    })
-                }
-            },
-        };
+        let decoded = self.codec.decode(packet, &mut self.block);
+        let good = decoded.map_err(|what| AudioError::Damaged {
+            container: self.container.name(),
+            what: format!("its {} audio cannot be decoded ({what})", self.source.codec),
+        })?;
         let Some((rate, channels)) = good else {
             let frames =
                 packet_frames(packet, &self.demuxer.track, self.rate).unwrap_or(self.last_frames);
@@ -302,7 +275,7 @@ impl<'a> Decoder<'a> {
     fn chained(&mut self) -> Result<(), AudioError> {
         self.flush();
         let track = &self.demuxer.track;
-        let (codec, pre_skip) = make_codec(self.container, track)?;
+        let (codec, pre_skip) = Codec::new(self.container, track)?;
         self.codec = codec;
         self.trim = Trim::new(track, pre_skip, track.params.sample_rate.unwrap_or(0));
         self.decoded = 0;
@@ -324,50 +297,6 @@ fn contain<T>(
             what: "its contents make no sense to the decoder".into(),
         })
     })
-}
-
-fn make_codec(container: Container, track: &AudioTrack) -> Result<(Codec, u64), AudioError> {
-    let params = &track.params;
-    let name = container.name();
-    if params.codec == CODEC_ID_OPUS {
-        let channels = params.channels.as_ref().map_or(1, |c| c.count());
-        let head = params.extra_data.as_deref().and_then(OpusHead::read);
-        let head = head.unwrap_or_else(|| OpusHead::plain(channels));
-        let decoder = Opus::new(&head).map_err(|what| AudioError::Damaged {
-            container: name,
-            what,
-        })?;
-        // MP4 has the header in another byte order, and says the same with an edit list.
-        let skip = if container == Container::Mp4 {
-            0
-        } else {
-            head.pre_skip
-        };
-        return Ok((Codec::Opus(Box::new(decoder)), skip));
-    }
-    let options = AudioDecoderOptions::default();
-    symphonia::default::get_codecs()
-        .make_audio_decoder(params, &options)
-        .map(|decoder| (Codec::Symphonia(decoder), 0))
-        .map_err(|e| match e {
-            Error::Unsupported("core (codec): unsupported audio codec") => {
-                AudioError::UnsupportedCodec {
-                    container: name,
-                    codec: codec_name(params.codec),
-                }
-            }
-            Error::Unsupported(feature) => AudioError::UnsupportedCodec {
-                container: name,
-                codec: format!("{} ({feature})", codec_name(params.codec)),
-            },
-            e => AudioError::Damaged {
-                container: name,
-                what: format!(
-                    "its {} header cannot be read ({e})",
-                    codec_name(params.codec)
-                ),
-            },
-        })
 }
 
 fn too_long(limits: &Limits) -> AudioError {
@@ -411,12 +340,6 @@ fn check_channels(
     Ok(())
 }
 
-/// The frames of a packet that are meant to be heard, out of `frames` decoded ones.
-fn inner(packet: &Packet, frames: usize) -> (usize, usize) {
-    let to = frames.saturating_sub(packet.trim_end.get() as usize);
-    ((packet.trim_start.get() as usize).min(to), to)
-}
-
 /// How many frames the container gives a packet.
 fn packet_frames(packet: &Packet, track: &AudioTrack, rate: u32) -> Option<u64> {
     let base = track.time_base?;
@@ -425,59 +348,4 @@ fn packet_frames(packet: &Packet, track: &AudioTrack, rate: u32) -> Option<u64> 
     // A packet holds a second at most, whatever it says.
     let frames = (seconds.min(LOSS_MAX_S) * f64::from(rate)).round() as u64;
     (frames > 0).then_some(frames)
-}
-
-/// Cuts away what the container says is not to be heard.
-struct Trim {
-    skip_s: f64,
-    keep_s: Option<f64>,
-    discard_s: f64,
-    skip: u64,
-    keep: u64,
-    /// The last frames, held back until others follow them.
-    tail: Vec<f32>,
-    discard: usize,
-    /// Opus says in frames what to skip.
-    pre_skip: u64,
-}
-
-impl Trim {
-    fn new(track: &AudioTrack, pre_skip: u64, rate: u32) -> Self {
-        let mut trim = Self {
-            skip_s: track.skip_s,
-            keep_s: track.keep_s,
-            discard_s: track.discard_s,
-            skip: 0,
-            keep: 0,
-            tail: Vec::new(),
-            discard: 0,
-            pre_skip,
-        };
-        trim.rate(rate);
-        trim
-    }
-
-    /// Starts over at a sample rate.
-    fn rate(&mut self, rate: u32) {
-        let frames = |seconds: f64| (seconds * f64::from(rate)).round() as u64;
-        self.skip = frames(self.skip_s) + self.pre_skip;
-        self.keep = self.keep_s.map_or(u64::MAX, frames);
-        self.discard = frames(self.discard_s) as usize;
-    }
-
-    fn pass(&mut self, mut samples: &[f32], mut out: impl FnMut(&[f32])) {
-        let skipped = self.skip.min(samples.len() as u64);
-        self.skip -= skipped;
-        samples = &samples[skipped as usize..];
-        let kept = self.keep.min(samples.len() as u64);
-        self.keep -= kept;
-        samples = &samples[..kept as usize];
-        if self.discard == 0 {
-            return out(samples);
-        }
-        self.tail.extend_from_slice(samples);
-        let ready = self.tail.len().saturating_sub(self.discard);
-        out(&self.tail[..ready]);
-        self.tail.drain(..ready);
-    }
 }

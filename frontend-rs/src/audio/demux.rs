@@ -42,6 +42,8 @@ enum Reader<'a> {
 /// What comes next in a file.
 pub enum Next {
     Packet(Packet),
+    /// A packet of another track.
+    Other,
     /// A new stream follows in the same file; see `track`.
     Track,
     End,
@@ -94,21 +96,17 @@ impl<'a> Demuxer<'a> {
             Reader::Wav(wav) => return Ok(wav.next_packet().map_or(Next::End, Next::Packet)),
             Reader::Symphonia(reader, id) => (reader, id),
         };
-        loop {
-            match reader.next_packet() {
-                Ok(Some(packet)) if packet.track_id == *id => return Ok(Next::Packet(packet)),
-                Ok(Some(_)) => {}
-                Ok(None) => return Ok(Next::End),
-                Err(Error::IoError(e)) if e.kind() == ErrorKind::UnexpectedEof => {
-                    return Ok(Next::End)
-                }
-                Err(Error::ResetRequired) => {
-                    (*id, self.track) = choose(self.container, self.bytes, reader.as_ref())?;
-                    return Ok(Next::Track);
-                }
-                Err(e) => return Ok(Next::Lost(e.to_string())),
+        Ok(match reader.next_packet() {
+            Ok(Some(packet)) if packet.track_id == *id => Next::Packet(packet),
+            Ok(Some(_)) => Next::Other,
+            Ok(None) => Next::End,
+            Err(Error::IoError(e)) if e.kind() == ErrorKind::UnexpectedEof => Next::End,
+            Err(Error::ResetRequired) => {
+                (*id, self.track) = choose(self.container, self.bytes, reader.as_ref())?;
+                Next::Track
             }
-        }
+            Err(e) => Next::Lost(e.to_string()),
+        })
     }
 }
 

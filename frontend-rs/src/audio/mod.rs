@@ -2,12 +2,14 @@
 //!
 //! # Layout
 //!
-//! `sniff` (which container) → `demux` (its packets; `wav` for WAV files, `edits` for what to cut away) → `decoder`
-//! (packets to mono samples; `opus` for Opus) → `resample` (to 16 kHz). `error` is everything that can be wrong with a
-//! file. On the way back: `subtitles` (SRT, WebVTT). `language` knows the languages' codes and names.
+//! `sniff` (which container) → `demux` (its packets; `wav` for WAV files, `edits` for what Symphonia leaves out) →
+//! `codec` (packets to samples; `opus` for Opus) → `trim` (priming and padding) → `resample` (to 16 kHz). `decoder` runs
+//! it all, a packet a step; `error` is everything that can be wrong with a file. On the way back: `subtitles` (SRT,
+//! WebVTT). `language` knows the languages' codes and names.
 //!
 //! Decoding takes CPU time and blocks: run it on a thread for that.
 
+mod codec;
 mod decoder;
 mod demux;
 mod edits;
@@ -17,6 +19,7 @@ mod opus;
 mod resample;
 mod sniff;
 pub mod subtitles;
+mod trim;
 mod wav;
 
 pub use decoder::Decoder;
