@@ -58,8 +58,8 @@ mod tests {
             text: " He was not an ill disposed young man,",
         },
         Cue {
-            start_s: 3599.9996,
-            end_s: 36_061.0004,
+            start_s: 3_599.999_6,
+            end_s: 36_061.000_4,
             text: " a --> b\n\nc ",
         },
     ];

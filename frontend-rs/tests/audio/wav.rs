@@ -274,6 +274,6 @@ fn headers_that_make_no_sense_say_so() {
     assert!(error(wav(0x55, 1, 16_000, 0, &data))
         .to_string()
         .contains("holds MP3 audio, which is not built in"));
-    let headless = b"RIFF\x20\0\0\0WAVEdata\x10\0\0\00123456789abcdef".to_vec();
+    let headless = b"RIFF\x20\0\0\0WAVEdata\x10\0\0\x000123456789abcdef".to_vec();
     assert!(error(headless).to_string().contains("no 'fmt ' chunk"));
 }
