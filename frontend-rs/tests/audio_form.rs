@@ -6,9 +6,11 @@ use axum::http::{header, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::Router;
+use denizen_frontend::audio::{decode, Limits};
 use denizen_frontend::http::multipart::{
     Chunking, Granularities, ResponseFormat, Task, Transcription, VoiceActivity,
 };
+use denizen_frontend::http::ApiError;
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tower::ServiceExt;
@@ -184,6 +186,39 @@ async fn every_field_is_read() {
 async fn a_file_needs_no_name() {
     let form = send(&[("file", None, b"OggS"), MODEL]).await.unwrap();
     assert_eq!((form.file.name, &form.file.bytes[..]), (None, &b"OggS"[..]));
+}
+
+#[tokio::test]
+async fn a_recording_with_a_wrong_name_is_told_by_its_content() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/assets/audio");
+    let recording = std::fs::read(format!("{folder}/recorder.webm")).expect("the asset");
+    let form = send(&[("file", Some("rec.wav"), &recording), MODEL])
+        .await
+        .unwrap();
+    let audio = decode(&form.file.bytes, &Limits::default()).unwrap();
+    assert_eq!(
+        (audio.source.container, audio.source.codec.as_str()),
+        ("WebM", "Opus")
+    );
+}
+
+#[tokio::test]
+async fn files_that_cannot_be_decoded_are_errors_of_the_file() {
+    let error = |bytes: &[u8], limits: &Limits| {
+        let error = ApiError::from(decode(bytes, limits).expect_err("no audio"));
+        assert_eq!(error.param.as_deref(), Some("file"));
+        (error.status.as_u16(), error.code.unwrap_or_default())
+    };
+    let limits = Limits {
+        max_bytes: 10,
+        ..Limits::default()
+    };
+    assert_eq!(error(b"", &limits), (400, "invalid_audio".into()));
+    assert_eq!(error(b"hello", &limits), (400, "invalid_audio".into()));
+    assert_eq!(
+        error(b"hello hello", &limits),
+        (413, "request_too_large".into())
+    );
 }
 
 #[tokio::test]

@@ -4,8 +4,8 @@
 //!
 //! `sniff` (which container) → `demux` (its packets; `wav` for WAV files, `edits` for what Symphonia leaves out) →
 //! `codec` (packets to samples; `opus` for Opus) → `trim` (priming and padding) → `resample` (to 16 kHz). `decoder` runs
-//! it all, a packet a step; `error` is everything that can be wrong with a file. On the way back: `subtitles` (SRT,
-//! WebVTT). `language` knows the languages' codes and names.
+//! it all, a packet a step; `error` is everything that can be wrong with a file. On the way back: `transcript` (OpenAI's
+//! shapes) and `subtitles` (SRT, WebVTT). `language` knows the languages' codes and names.
 //!
 //! Decoding takes CPU time and blocks: run it on a thread for that.
 
@@ -18,7 +18,8 @@ mod language;
 mod opus;
 mod resample;
 mod sniff;
-pub mod subtitles;
+mod subtitles;
+mod transcript;
 mod trim;
 mod wav;
 
@@ -26,6 +27,7 @@ pub use decoder::Decoder;
 pub use error::AudioError;
 pub use language::{language, language_name, LANGUAGES};
 pub use sniff::BUILT_IN;
+pub use transcript::{Segment, Transcript, Word};
 
 /// Samples per second of decoded audio.
 pub const SAMPLE_RATE: u32 = 16_000;

@@ -131,3 +131,24 @@ fn formats_that_do_not_tell_it_come_out_whole() {
         check(case, 1800, 0.15);
     }
 }
+
+#[test]
+fn ogg_streams_that_follow_each_other_are_joined() {
+    let file = [
+        asset("vorbis-44k-stereo.ogg"),
+        asset("silk.opus"),
+        asset("flac.ogg"),
+    ]
+    .concat();
+    let audio = decoded(&file).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!((audio.duration_s, audio.pcm.len()), (3.5, 56_000));
+    assert_eq!(audio.source.codec, "Vorbis");
+    let speech = speech();
+    for (at, length) in [(0, 16_000), (16_000, 32_000), (48_000, 8000)] {
+        let likeness = compare(&audio.pcm[at..at + length], &speech[..length], 4);
+        assert!(
+            likeness.correlation > 0.88 && likeness.lag.abs() <= 1,
+            "at {at}: {likeness:?}"
+        );
+    }
+}
