@@ -120,12 +120,19 @@ fn open(container: Container, bytes: &[u8]) -> Symphonia<Box<dyn FormatReader + 
             let mended = Mended::new(bytes, edits::webm(bytes).patches);
             read(container, ReadOnlySource::new(mended))
         }
-        // With a seekable source a damaged page near the end fails everything.
-        Container::Ogg => match read(container, Cursor::new(bytes)) {
-            Err(Error::DecodeError(_)) => read(container, ReadOnlySource::new(bytes)),
-            result => result,
-        },
-        _ => read(container, Cursor::new(bytes)),
+        // With a seekable source a damaged page near the end, or anything behind it, fails everything.
+        Container::Ogg => read(container, Cursor::new(bytes))
+            .or_else(|_| read(container, ReadOnlySource::new(bytes))),
+        // Its reader takes a tag behind the last frame for a part of it, and drops the frame.
+        _ => read(container, Cursor::new(without_id3v1(bytes))),
+    }
+}
+
+/// The file without the 128 bytes of an ID3v1 tag at its end.
+fn without_id3v1(bytes: &[u8]) -> &[u8] {
+    match bytes.len().checked_sub(128) {
+        Some(at) if bytes[at..].starts_with(b"TAG") => &bytes[..at],
+        _ => bytes,
     }
 }
 

@@ -101,6 +101,30 @@ fn recordings_that_promise_nothing_are_taken_as_far_as_they_go() {
 }
 
 #[test]
+fn what_follows_the_end_is_no_harm() {
+    // An ID3v1 tag, and bytes that mean nothing in any container.
+    let (tag, junk) = ([&b"TAG"[..], &[0x17; 125]].concat(), vec![0xa5; 3000]);
+    for (file, tail) in [
+        ("speech.wav", &junk),
+        ("speech.flac", &tag),
+        ("cbr.mp3", &tag),
+        ("cbr.mp3", &junk),
+        ("vorbis.ogg", &junk),
+        ("silk.opus", &junk),
+        ("aac.m4a", &junk),
+        ("opus.webm", &junk),
+    ] {
+        let audio = decoded(&[&asset(file)[..], tail].concat());
+        let audio = audio.unwrap_or_else(|e| panic!("{file}: {e}"));
+        assert!(
+            (audio.duration_s - 2.0).abs() < 0.001,
+            "{file}: {} s",
+            audio.duration_s
+        );
+    }
+}
+
+#[test]
 fn a_small_damage_is_silence_and_a_large_one_an_error() {
     // FLAC frames of 4096 samples, each with a checksum.
     let bytes = asset("speech.flac");
