@@ -262,7 +262,7 @@ fn choose(
     let track = reader
         .default_track(TrackType::Audio)
         .or_else(first)
-        .ok_or(AudioError::NoAudioTrack { container: name })?;
+        .ok_or_else(|| no_audio_track(container, bytes))?;
     let Some(CodecParameters::Audio(params)) = &track.codec_params else {
         return Err(AudioError::NoAudioTrack { container: name });
     };
@@ -284,6 +284,32 @@ fn choose(
         discard_s,
     };
     Ok((id, track))
+}
+
+/// A track whose codec the reader does not know looks to it like no sound at all.
+fn no_audio_track(container: Container, bytes: &[u8]) -> AudioError {
+    let name = container.name();
+    let sound = match container {
+        Container::Mp4 => edits::mp4_sound(bytes),
+        _ => None,
+    };
+    let Some(sound) = sound else {
+        return AudioError::NoAudioTrack { container: name };
+    };
+    let codec = match &sound {
+        b"samr" => "AMR".into(),
+        b"sawb" => "AMR-WB".into(),
+        b"sevc" => "EVRC".into(),
+        b"sqcp" => "QCELP".into(),
+        b"dtsc" | b"dtsh" | b"dtsl" | b"dtse" => "DTS".into(),
+        b"mha1" | b"mhm1" => "MPEG-H".into(),
+        b"enca" => "encrypted".into(),
+        sound => format!("unknown ({})", sound.escape_ascii()),
+    };
+    AudioError::UnsupportedCodec {
+        container: name,
+        codec,
+    }
 }
 
 fn promised(

@@ -60,6 +60,18 @@ pub fn mp4_edit(bytes: &[u8], id: u32) -> Option<Edit> {
     real
 }
 
+/// The four letters of the codec of an MP4 file's first sound track.
+pub fn mp4_sound(bytes: &[u8]) -> Option<[u8; 4]> {
+    let tracks = Boxes(child(bytes, b"moov")?).filter(|(kind, _)| kind == b"trak");
+    let mut media = tracks.filter_map(|(_, track)| child(track, b"mdia"));
+    let sound = media.find(|media| {
+        let handler = child(media, b"hdlr").and_then(|handler| handler.get(8..12));
+        handler == Some(b"soun")
+    })?;
+    let table = child(child(child(sound, b"minf")?, b"stbl")?, b"stsd")?;
+    table.get(12..16)?.try_into().ok()
+}
+
 /// Makes the `mdat` box of a file that was cut off within it reach to the end of the file. The reader would skip a box
 /// that is too long, and all samples with it.
 pub fn mp4_mend(bytes: &[u8]) -> Patches {
@@ -248,6 +260,19 @@ mod tests {
         for length in 0..file.len() {
             assert_eq!(mp4_edit(&file[..length], 7), None, "cut at {length}");
         }
+    }
+
+    #[test]
+    fn names_the_codec_of_the_sound() {
+        let track = |handler: &[u8], codec: &[u8; 4]| {
+            let entry = [&words(&[0, 1])[..], &boxed(codec, &[0; 28])].concat();
+            let table = boxed(b"minf", &boxed(b"stbl", &boxed(b"stsd", &entry)));
+            let handler = boxed(b"hdlr", &[&[0; 8], handler].concat());
+            boxed(b"trak", &boxed(b"mdia", &[handler, table].concat()))
+        };
+        let movie = [track(b"vide", b"avc1"), track(b"soun", b"samr")].concat();
+        assert_eq!(mp4_sound(&boxed(b"moov", &movie)), Some(*b"samr"));
+        assert_eq!(mp4_sound(&boxed(b"moov", &track(b"vide", b"avc1"))), None);
     }
 
     #[test]

@@ -99,6 +99,32 @@ fn sample_formats_give_the_same_audio() {
 }
 
 #[test]
+fn g711_codes_have_their_standard_values() {
+    // Tables of ITU-T G.711, scaled to 16 bits: smallest and largest of each sign.
+    let cases: [(u16, &str, [(u8, i16); 4]); 2] = [
+        (
+            6,
+            "A-law",
+            [(0xd5, 8), (0x55, -8), (0xaa, 32_256), (0x2a, -32_256)],
+        ),
+        (
+            7,
+            "\u{b5}-law",
+            [(0xff, 0), (0x7f, 0), (0x80, 32_124), (0x00, -32_124)],
+        ),
+    ];
+    for (tag, name, codes) in cases {
+        let data = codes.map(|(code, _)| code);
+        let audio = decoded(&wav(tag, 1, 16_000, 8, &data)).unwrap();
+        assert_eq!(audio.source.codec, name);
+        assert_eq!(
+            audio.pcm,
+            codes.map(|(_, value)| f32::from(value) / 32_768.0)
+        );
+    }
+}
+
+#[test]
 fn channels_are_averaged() {
     let speech = speech();
     for channels in 1..=6 {

@@ -6,7 +6,7 @@ stereo='pan=stereo|c0=c0|c1=c0'
 ff() { ffmpeg -v error -y -bitexact "$@"; }
 
 # G.711 and other WAV flavours that a test cannot write in a few lines.
-ff -i speech.wav -ar 8000 -c:a pcm_alaw alaw-8k.wav
+ff -t 1 -i speech.wav -ar 8000 -c:a pcm_alaw alaw-8k.wav
 ff -t 1 -i speech.wav -ar 8000 -c:a pcm_mulaw mulaw-8k.wav
 ff -t 0.5 -i speech.wav -c:a adpcm_ima_wav adpcm.wav
 ff -t 0.5 -i speech.wav -c:a pcm_s16le -f wav pipe: | cat > piped.wav
@@ -24,7 +24,7 @@ ff -t 1 -i speech.wav -ar 44100 -af "$stereo" -f wav pipe: | oggenc --quiet --ig
 ff -i speech.wav -t 0.5 -c:a flac flac.ogg
 opusenc --quiet --bitrate 12 speech.wav silk.opus
 opusenc --quiet --bitrate 24 --framesize 60 speech.wav hybrid-60ms.opus
-ff -i speech.wav -ar 48000 -af "$stereo" -f wav pipe: | opusenc --quiet --ignorelength --bitrate 64 - celt-stereo.opus
+ff -t 1 -i speech.wav -ar 48000 -af "$stereo" -f wav pipe: | opusenc --quiet --ignorelength --bitrate 64 - celt-stereo.opus
 ff -t 1 -i speech.wav -ar 48000 -af "pan=5.1|c0=c0|c1=c0|c2=c0|c3=c0|c4=c0|c5=c0" -c:a libopus -b:a 96k surround.opus
 ff -t 0.5 -i speech.wav -c:a libspeex speex.ogg 2>/dev/null || true
 
