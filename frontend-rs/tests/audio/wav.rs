@@ -101,7 +101,8 @@ fn sample_formats_give_the_same_audio() {
 #[test]
 fn g711_codes_have_their_standard_values() {
     // Tables of ITU-T G.711, scaled to 16 bits: smallest and largest of each sign.
-    let cases: [(u16, &str, [(u8, i16); 4]); 2] = [
+    type Codes = [(u8, i16); 4];
+    let cases: [(u16, &str, Codes); 2] = [
         (
             6,
             "A-law",
