@@ -86,7 +86,7 @@ clean: ## remove everything that was built, .venv too
 # --- set-up steps, each with its own stamp ---
 
 $(VENV)/.python: constraints.txt
-	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust 1.85 or newer (rustup.rs), then run make again" >&2; exit 1; }
+	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust 1.88 or newer (rustup.rs), then run make again" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) --version 2>&1): run make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@echo "== Creating .venv"

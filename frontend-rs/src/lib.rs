@@ -6,11 +6,13 @@
 //!
 //! - `http`: one file an endpoint; validation, OpenAI's shapes, server-sent events
 //! - `chat`: chat templates and what a model family's format means (reasoning)
+//! - `audio`: uploaded files to PCM; subtitles; languages
 //! - `text`: tokenizer, incremental detokenizer, stop strings
 //! - `route`: least-loaded choice of a worker, envelopes, requests in flight
 //! - `supervise`: worker processes: start, heartbeat, restart, drain
 //! - `cli`, `config`, `serve`, `doctor`: the commands; `fetch`, `checkpoint`, `python`, `gpu`: what they look at first
 
+pub mod audio;
 pub mod chat;
 mod checkpoint;
 pub mod cli;

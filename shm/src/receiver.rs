@@ -137,7 +137,7 @@ impl<O: Memory, P: Memory> Receiver<O, P> {
     /// Announce that this side is about to sleep. True: nothing waits, and any message sent from now on rings the
     /// doorbell. False: something arrived meanwhile, take it first (the announcement is withdrawn).
     pub fn arm(&mut self) -> Result<bool> {
-        if self.parked % 2 == 0 {
+        if self.parked.is_multiple_of(2) {
             self.parked = self.parked.wrapping_add(1);
             self.own.store(header::PARKED, self.parked);
         }

@@ -20,6 +20,7 @@ mod leftover;
 mod messages;
 mod metrics;
 mod models;
+pub mod multipart;
 mod params;
 mod probes;
 mod run;
