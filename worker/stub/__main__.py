@@ -65,9 +65,7 @@ class Stub:
         self._vocab = min((vocab for _, vocab in shapes), default=32000)
         self._kv_tokens = config.pools.kv_tokens or 1 << 20
         self._rows = config.scheduler.max_rows or default_rows("cpu", "text")
-        self._engine = Engine(
-            self._rows, self._kv_tokens, config.pools.page_size, self._context, self._vocab
-        )
+        self._engine = Engine(self._rows, self._kv_tokens, config.pools.page_size, self._context, self._vocab)
 
     def run(self) -> None:
         self._start()
