@@ -29,7 +29,7 @@ OPTIONS = [
 #: ids, audio, options, max_tokens
 REQUESTS = [
     ([(5 * number + 3 * at) % 97 for at in range(2 + (7 * number) % 11)] + [1], sound(number, 1 + (13 * number) % 40),
-     OPTIONS[number % len(OPTIONS)], 4 + (5 * number) % 17)
+     OPTIONS[number % len(OPTIONS)], 9 + (5 * number) % 12)
     for number in range(14)
 ]  # fmt: skip
 RUNNERS = {"eager": serve_toy, "static": serve_static}
@@ -50,8 +50,9 @@ def expected():
 
 
 def answers(served, *, overlap: bool = True, **more):
-    with Peer([served], overlap=overlap) as peer:
-        submit_all(peer, **more)
+    peer = Peer([served], overlap=overlap)
+    submit_all(peer, **more)  # all are there when the engine starts, so that they run together
+    with peer:
         outcomes = peer.finish()
     assert_empty(served)
     return outcomes
