@@ -146,8 +146,9 @@ def test_teacher_forcing_hears(runner):
 
 def test_steps_have_as_many_rows_as_a_bucket_and_prompts_are_whole():
     """A row that pads a step of windows costs as much as one that is heard."""
-    served = serve_hearing(serve_static)
-    served.scheduler.prefill_rows = (1, 2)
+    model = HearingModel()
+    model.prefill_rows = (1, 3)
+    served = serve_hearing(serve_static, model=model)
     steps = []
     plan_prefill = served.scheduler.plan_prefill
 
@@ -159,12 +160,12 @@ def test_steps_have_as_many_rows_as_a_bucket_and_prompts_are_whole():
 
     served.scheduler.plan_prefill = watched
     answers(served)
-    assert {len(plan.requests) for plan in steps} == {1, 2}
+    assert {len(plan.requests) for plan in steps} == {1, 3}
     for plan in steps:
         assert plan.starts.tolist() == [0] * len(plan.requests)
         assert plan.advance.counts.tolist() == [len(request.tokens) for request in plan.requests]
-    assert set(served.model.heard) == {1, 2}
-    assert sum(served.model.heard) == sum(len(plan.requests) for plan in steps) == len(REQUESTS)
+    assert set(model.heard) == {1, 3}
+    assert sum(model.heard) == sum(len(plan.requests) for plan in steps) == len(REQUESTS)
 
 
 def test_audio_of_earlier_rows_is_gone_from_a_shared_slot():
