@@ -111,7 +111,7 @@ class Engine:
                     self._iterate()
                 self.stats.send()
         finally:
-            closed = self._aligner.close(_CLOSE_S) and self._device.close(_CLOSE_S)
+            closed = all([self._device.close(_CLOSE_S), self._aligner.close(_CLOSE_S)])
             self.stopwatch.close()
         if not closed:
             _log.warning("a step is still running after %.0f s", _CLOSE_S)
