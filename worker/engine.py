@@ -205,7 +205,7 @@ class Engine:
             self.stopwatch.of("decode")
 
     def _idle_timeout_ms(self) -> int:
-        if self._draining:
+        if self._draining and not self._resting:
             return 0
         if self.channel.backlog:
             return _RETRY_MS

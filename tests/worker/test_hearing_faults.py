@@ -13,7 +13,7 @@ from denizen.worker.channel import Channel
 from denizen.worker.config import EngineConfig, PoolConfig, SchedulerConfig
 from denizen.worker.errors import CapacityError, ModelError
 from denizen.worker.models.base import RowInput, Walk
-from denizen.worker.protocol import Abort, Done, Error, encode
+from denizen.worker.protocol import Abort, Done, Drain, Error, encode
 from denizen.worker.served import ServedModel
 
 from tests.worker.hearing import HearingModel, serve_hearing, sound
@@ -167,6 +167,37 @@ def test_other_rows_go_on_while_words_are_aligned(overlap):
         answer = model.transcript([3, 1], sound(1, 20), WORDS, 8, None)
         assert peer.finish(1)[0].end.asr.times == pytest.approx(answer.times, abs=2e-2)
     assert_empty(served)
+
+
+@pytest.mark.parametrize("end", ["drain", "stop"])
+def test_an_engine_that_ends_lets_words_be_aligned(end):
+    """DRAIN waits for them, without spinning; a stop does not leave a thread that reads pages behind."""
+    gate, reached, model = threading.Event(), threading.Event(), HearingModel()
+    served = serve_hearing(model=model)
+    align = model.align
+
+    def gated(*arguments):
+        reached.set()
+        assert gate.wait(60)
+        return align(*arguments)
+
+    model.align = gated
+    before = set(threading.enumerate())
+    with Peer([served]) as peer:
+        peer.submit(1, [3, 1], 6, model="hearing", audio=AUDIO, asr=WORDS)
+        peer.until(reached.is_set)
+        if end == "drain":
+            blocked = peer.arena.blocking
+            peer.send(Drain())
+            peer.until(lambda: peer.arena.blocking > blocked + 1)
+        else:
+            peer.engine.stop("enough")
+        gate.set()
+        peer.until(lambda: peer.bye is not None)
+        if end == "drain":
+            assert len(peer.finish(1)[0].end.asr.times) == 7
+            assert_empty(served)
+    assert set(threading.enumerate()) <= before
 
 
 def test_an_alignment_that_fails_fails_its_request_alone():
