@@ -143,7 +143,7 @@ def measure(rows: int, seconds: dict[str, float], timers, low: int, high: int, t
     gc.freeze()
     began = time.perf_counter()
     engine.run()
-    return 1e6 * (time.perf_counter() - began) / max(1, engine._decode_tokens // rows)
+    return 1e6 * (time.perf_counter() - began) / max(1, engine.stats.decode_tokens // rows)
 
 
 def main() -> None:
