@@ -256,7 +256,6 @@ class Engine:
         self._lanes[step.served.name].under_way[walk] -= 1
         self._under_way[walk] -= 1
         late = scheduler.leaving
-        scheduler.complete(plan)
         if step.result is None:
             self._fail(step)
         elif plan.group is not None and not late and not plan.sample.features & Feature.LOGPROBS:
@@ -264,6 +263,7 @@ class Engine:
             self._deliver_group(plan, plan.group, step.result)
         else:
             self._deliver(step, step.result)
+        scheduler.complete(plan)  # last: a request that ends may still need what only waited for this step
         self.stopwatch.lap("device_work")
         self.stopwatch.step(walk, plan.bucket)
         if walk == "prefill":
@@ -349,9 +349,7 @@ class Engine:
 
     def _align(self, served: ServedModel, request: Request, reason: str) -> None:
         """The request has ended, but its terminal envelope waits for the times of its words."""
-        held = request.held
-        assert held is not None
-        served.scheduler.keep(request)
+        held = served.scheduler.keep(request)
         served.scheduler.end(request)
         self._aligner.submit(Alignment(served, request, reason, held.row, held.pages))
 
