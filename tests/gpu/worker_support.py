@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.worker.peer import Outcome
 
 #: Largest difference of any logit from fp32 transformers, and its root mean square over a text; logits have a deviation
-#: near 1.2. The rounding of bf16 activations alone costs that: transformers' own bf16 pass over such checkpoints, its rotary
+#: near 1.2. Rounding bf16 activations costs that: transformers' own bf16 pass over such checkpoints, its rotary
 #: frequencies in fp32, is off by 0.044 (llama) and 0.026 (qwen3_5) in the root mean square.
 BOUND, BOUND_RMS = 0.5, 0.05
 
