@@ -11,14 +11,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from denizen.bench import checkpoint, phases, state_quality
-from denizen.bench.client import Target
+from denizen.bench.client import TextTarget
 from denizen.bench.crew import Limits
 from denizen.bench.errors import BenchError
 from denizen.bench.floor import BF16, FP32, copy_rate, mean_context, traffic
+from denizen.bench.levels import collect, run_levels
 from denizen.bench.load import ClosedLoop
 from denizen.bench.options import progress
 from denizen.bench.server import Server
-from denizen.bench.text import collect, run_levels
+from denizen.bench.text import TextLoad
 from denizen.bench.workload import Workload
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Bench:
     options: argparse.Namespace
     report: Report
     scratch: Path
-    loads: dict[str, LoadResult] = field(default_factory=dict)
+    loads: dict[str, LoadResult[LoadSummary]] = field(default_factory=dict)
     """By their names in the table; `results` of the report in the same order."""
     started: float = field(default_factory=time.monotonic)
     folder: Path = field(init=False)
@@ -272,9 +273,9 @@ class Bench:
     def _measure(self, server: Server, load: Load) -> None:
         options = self.options
         self._check_budget()
-        target = Target(
-            server.url,
-            _MODEL,
+        target = TextTarget(
+            url=server.url,
+            model=_MODEL,
             endpoint="completions",
             ignore_eos=True,
             timeout=options.timeout,
@@ -285,7 +286,7 @@ class Bench:
             processes = min(options.processes, load.users)
             limits = Limits(on_error=True, seconds=options.pass_limit)
             loop = [ClosedLoop(load.users)]
-            results, records = run_levels(target, workload, loop, load.passes, bar, processes, limits)
+            results, records = run_levels(target, TextLoad(workload, target), loop, load.passes, bar, processes, limits)
         results[0].load["name"] = load.name
         collect(self.report, results, records, options.max_client_lag / 1000)
         self.report.data.setdefault("sha256", {})[load.name] = workload.sha256()

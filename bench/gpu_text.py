@@ -20,7 +20,7 @@ from denizen.bench.schema import Report
 if TYPE_CHECKING:
     import argparse
 
-    from denizen.bench.schema import LoadResult
+    from denizen.bench.schema import LoadResult, LoadSummary
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
     return finish(report, options, _body(report, bench.loads))
 
 
-def _body(report: Report, loads: dict[str, LoadResult]) -> str:
+def _body(report: Report, loads: dict[str, LoadResult[LoadSummary]]) -> str:
     floors: dict[str, dict[int, Any]] = report.figures.get("floor", {})
     rows = []
     for name, load in loads.items():

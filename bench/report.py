@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from denizen.bench.schema import LoadResult, Report
+    from denizen.bench.schema import LoadResult, LoadSummary, Report
     from denizen.bench.stats import Distribution
 
 _COLUMNS = ("mean", "p50", "p90", "p95", "p99")
@@ -29,7 +29,7 @@ def _milliseconds(name: str, values: Distribution | None) -> list[str]:
     return [name, *(f"{1000 * getattr(values, column):.2f}" for column in _COLUMNS)]
 
 
-def load_name(result: LoadResult) -> str:
+def load_name(result: LoadResult[Any]) -> str:
     """What a load level is called: its own name if it has one."""
     load = result.load
     if "name" in load:
@@ -37,7 +37,7 @@ def load_name(result: LoadResult) -> str:
     return f"concurrency {load['concurrency']}" if load["mode"] == "closed" else f"rate {load['rate']:g} req/s"
 
 
-def load_table(results: list[LoadResult]) -> str:
+def load_table(results: list[LoadResult[LoadSummary]]) -> str:
     """One block a load level: throughput in its heading, latencies in milliseconds below."""
     blocks = []
     for result in results:
