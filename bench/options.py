@@ -106,11 +106,13 @@ def progress(total: int, unit: str, options: argparse.Namespace) -> tqdm[NoRetur
 def shown(options: argparse.Namespace) -> dict[str, Any]:
     """The options as a result keeps them: no functions, no secrets."""
     hidden = {"run", "command", "api_key"}
-    return {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in vars(options).items()
-        if name not in hidden
-    }
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list):
+            return [plain(item) for item in value]
+        return str(value) if isinstance(value, Path) else value
+
+    return {name: plain(value) for name, value in vars(options).items() if name not in hidden}
 
 
 def finish(report: Report, options: argparse.Namespace, body: str) -> int:
