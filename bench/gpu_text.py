@@ -38,7 +38,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for gpu-text.json and server.log")
     parser.add_argument("--device", default="cuda:0", help="default: %(default)s")
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="instead of a random one")
-    parser.add_argument("--shape", choices=checkpoint.shapes(), default="qwen3_5-0.8b", help="default: %(default)s")
+    parser.add_argument(
+        "--shape", choices=checkpoint.shapes("text"), default="qwen3_5-0.8b", help="default: %(default)s"
+    )
     parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json[.xz] for a random checkpoint")
     parser.add_argument("--server-arg", action="append", default=[], metavar="ARG", help="for every server; repeatable")
     users = list(REQUESTS_A_USER)
