@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from denizen.kernels.layer_norm import add_layer_norm
 from denizen.worker.models.whisper.config import LAYER_NORM_EPS
 from denizen.worker.models.whisper.mel import LogMel
 from torch.nn.functional import conv1d, gelu, scaled_dot_product_attention
 
 if TYPE_CHECKING:
+    import torch
     from denizen.worker.models.whisper.config import WhisperConfig
     from denizen.worker.models.whisper.weights import Layer, Weights
 
