@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from denizen.worker.models.base import Speech
     from denizen.worker.protocol import PromptLogprob
     from denizen.worker.sampling.params import SamplingParams
 
@@ -46,6 +47,9 @@ class Request:
     prefill: int = 0  #: length of ``tokens``
     computed: int = 0  #: of ``tokens``, how many committed steps cover
     scored: list[PromptLogprob] = field(default_factory=list)
+    speech: Speech | None = None  #: of a model that hears; kept until the request ends, since it may be preempted
+    scores: list[float] = field(default_factory=list)  #: and the log-probabilities of its ``outputs``
+    no_speech: float = 0.0  #: and what :meth:`SpeechModel.observe` said
 
     @property
     def row(self) -> int:
