@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
+from denizen.worker.protocol import AsrResult, Done
 
 if TYPE_CHECKING:
     from denizen.worker.models.base import Speech
@@ -78,3 +79,14 @@ class Request:
         if token in self.params.stop_ids:
             return "stop"
         return "length" if len(outputs) >= self.max_tokens else None
+
+    def done(self, reason: str, times: list[float] | None = None) -> Done:
+        """DONE of the request; ``times`` of its words, if the model was asked for them."""
+        scored = self.scored if self.prompt_logprobs is not None and reason != "abort" else None
+        stop_id = self.outputs[-1] if reason == "stop" else None
+        asr = None
+        if self.speech is not None and reason != "abort":
+            given = self.speech.options.given
+            text = max(len(self.outputs) - (reason == "stop") - given, 0)
+            asr = AsrResult(self.no_speech, sum(self.scores[given:]) / (text + 1), times)
+        return Done(reason, stop_id, len(self.prompt), len(self.outputs), 0, scored, asr)
