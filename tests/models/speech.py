@@ -18,7 +18,13 @@ from denizen.worker.asr import AsrOptions
 from denizen.worker.attention import paged_attention
 from denizen.worker.models.base import CONTEXT, Batch, RowCache, Speech
 from denizen.worker.pools.storage import allocate_state
-from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration
+from transformers import GenerationConfig, GenerationMixin, WhisperConfig, WhisperForConditionalGeneration
+from transformers.generation import (
+    LogitsProcessorList,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    WhisperTimeStampLogitsProcessor,
+)
 
 from tests.models.harness import CPU, SINK, load
 
@@ -114,6 +120,37 @@ class Pair:
         """Teacher-forced, ``[len(ids), vocab]``."""
         out = self.reference(encoder_outputs=(self.encoded(pcm),), decoder_input_ids=torch.tensor([list(ids)]))
         return out.logits[0]
+
+    def greedy(self, pcm: np.ndarray, prompt: Sequence[int], most: int, *, timestamps: bool) -> list[int]:
+        """What ``generate`` writes behind the prompt under transformers' own processors, the end included."""
+        ids = self.model.ids
+        begin = len(prompt)
+        rules: list[Any] = [
+            SuppressTokensAtBeginLogitsProcessor(list(ids.begin_suppress), begin),
+            SuppressTokensLogitsProcessor(list(ids.suppress)),
+        ]
+        if timestamps:
+            rules.append(WhisperTimeStampLogitsProcessor(self.reference.generation_config, begin))
+        else:
+            rules.append(SuppressTokensLogitsProcessor(list(range(ids.first_timestamp, self.model.vocab_size))))
+        config = GenerationConfig(
+            max_new_tokens=most,
+            do_sample=False,
+            eos_token_id=ids.end,
+            pad_token_id=ids.end,
+            decoder_start_token_id=ids.start,
+        )
+        with torch.inference_mode():
+            out = GenerationMixin.generate(
+                self.reference,
+                self.features(pcm),
+                generation_config=config,
+                decoder_input_ids=torch.tensor([list(prompt)]),
+                logits_processor=LogitsProcessorList(rules),
+            )
+        written: list[int] = out[0].tolist()
+        assert written[:begin] == list(prompt)
+        return written[begin:]
 
 
 def window(model: WhisperModel, pcm: np.ndarray) -> torch.Tensor:

@@ -97,15 +97,9 @@ def test_greedy_tokens_equal_generate(tiny):
     clips = [sound(2 + 6 * index, 40 + index) for index in range(3)]
     seen = set()
     for timestamps in (True, False):
-        expected = []
-        for pcm in clips:
-            out = tiny.reference.generate(
-                tiny.features(pcm), language="<|l0|>", task="transcribe", max_new_tokens=40,
-                return_timestamps=timestamps, do_sample=False,
-            )  # fmt: skip
-            expected.append([token for token in out[0].tolist() if token != tiny.model.ids.end])
-        seen.update(token for tokens in expected for token in tokens)
         prompt = PROMPT[:3] if timestamps else PROMPT
+        expected = [tiny.greedy(pcm, prompt, 40, timestamps=timestamps) for pcm in clips]
+        seen.update(token for tokens in expected for token in tokens)
         options = AsrOptions(timestamps=timestamps)
         harness = SpeechHarness(tiny.model)
         rows = [harness.admit(pcm, prompt, options) for pcm in clips]
@@ -115,6 +109,6 @@ def test_greedy_tokens_equal_generate(tiny):
             harness = SpeechHarness(tiny.model)
             alone += harness.transcribe([harness.admit(pcm, prompt, options)], 40)
         assert together == alone
-        assert [tokens[: len(want)] for tokens, want in zip(together, expected, strict=True)] == expected
+        assert together == expected
     # A model that repeats itself would agree with anything that repeats itself.
     assert len(seen) > 60
