@@ -17,7 +17,7 @@ from tests.worker.toy import CPU, serve_toy
 if TYPE_CHECKING:
     from denizen.worker.attention.torch_ref import PagedAttention
 
-BUCKETS, TOKENS, PREFILL_ROWS = [2, 5, 8], [8, 16], 3
+BUCKETS, TOKENS, PREFILL_ROWS = [2, 5, 8], [8, 16], (3,)
 
 
 class Step:

@@ -15,7 +15,7 @@ from pathlib import Path
 from denizen import __version__, _native
 from denizen.worker import lifeline
 from denizen.worker.channel import Channel
-from denizen.worker.config import WorkerConfig
+from denizen.worker.config import WorkerConfig, default_rows
 from denizen.worker.protocol import (
     Abort,
     Bye,
@@ -64,9 +64,8 @@ class Stub:
         self._context = min(context, config.scheduler.max_context or context)
         self._vocab = min((vocab for _, vocab in shapes), default=32000)
         self._kv_tokens = config.pools.kv_tokens or 1 << 20
-        self._engine = Engine(
-            config.scheduler.max_rows, self._kv_tokens, config.pools.page_size, self._context, self._vocab
-        )
+        self._rows = config.scheduler.max_rows or default_rows("cpu", "text")
+        self._engine = Engine(self._rows, self._kv_tokens, config.pools.page_size, self._context, self._vocab)
 
     def run(self) -> None:
         self._start()
@@ -104,13 +103,13 @@ class Stub:
                 family="stub",
                 context=self._context,
                 vocab=self._vocab,
-                rows=self._config.scheduler.max_rows,
+                rows=self._rows,
                 kv_tokens=self._kv_tokens,
             )
             for model in self._config.models
         )
         self._arena.set_phase(IDLE)
-        self._channel.send(Ready(models, credits=4 * self._config.scheduler.max_rows))
+        self._channel.send(Ready(models, credits=4 * self._rows))
 
     def _receive(self) -> None:
         """Handles what has come; waits only if there is nothing else to do."""
