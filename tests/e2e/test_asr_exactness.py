@@ -13,7 +13,6 @@ from .hearing import Reference, errors, heard, verbose
 from .sounds import RATE, join, wav
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.models.real_whisper import Clip
@@ -101,7 +100,7 @@ def test_both_granularities_agree(ears: Running, clips: list[Clip]) -> None:
 
 
 @pytest.fixture(scope="module")
-def half_minutes(clips: list[Clip]) -> Iterator[dict[str, tuple[np.ndarray, str]]]:
+def half_minutes(clips: list[Clip]) -> dict[str, tuple[np.ndarray, str]]:
     """Speech that fills 30.00 s and 30.01 s: the last clip ends just before the end."""
     joined, order = join([clip.pcm for clip in clips], 29.0, pause=0.3)
     speech = np.trim_zeros(joined, "b")
@@ -110,7 +109,7 @@ def half_minutes(clips: list[Clip]) -> Iterator[dict[str, tuple[np.ndarray, str]
     for name, frames in {"30.00": 30 * RATE, "30.01": 30 * RATE + 160}.items():
         padded = np.concatenate([np.zeros(frames - len(speech)), speech])
         made[name] = padded.astype(np.float32), text
-    yield made
+    return made
 
 
 @pytest.mark.parametrize("name", ["30.00", "30.01"])
