@@ -172,6 +172,7 @@ impl Bench {
             stop_id: None,
             usage,
             prompt_logprobs: vec![],
+            asr: None,
         };
         self.says(worker, request, FromWorker::Done(done));
     }

@@ -31,26 +31,22 @@ pub(super) fn load(folder: &Path, text: &mut TextModel) -> Result<Option<SpeechM
         ))
     };
     // What the checkpoint says of generation, then what its tokenizer says, then what Whisper's vocabularies are known for.
-    let id = |key: Option<&str>, tokens: &[&str], known: Option<u32>| {
-        let named = key.and_then(number);
-        named
-            .or_else(|| tokens.iter().find_map(|token| text.token_id(token)))
-            .or(known)
-            .ok_or_else(|| missing(tokens[0]))
+    let id = |key: &str, token: &str, known: Option<u32>| {
+        let named = number(key).or_else(|| text.token_id(token));
+        named.or(known).ok_or_else(|| missing(token))
     };
     let task = |name: &str, known| {
         let named = generation["task_to_id"][name].as_u64().map(|id| id as u32);
-        match named {
-            Some(id) => Ok(id),
-            None => id(None, &[&format!("<|{name}|>")], known),
-        }
+        named.or_else(|| text.token_id(&format!("<|{name}|>"))).unwrap_or(known)
     };
     let k = known.as_ref();
     let no_timestamps = id(
-        Some("no_timestamps_token_id"),
-        &["<|notimestamps|>"],
+        "no_timestamps_token_id",
+        "<|notimestamps|>",
         k.map(|k| k.no_timestamps),
     )?;
+    // In all of Whisper's vocabularies: translate, transcribe, startoflm, startofprev, nospeech, notimestamps.
+    let before = |count: u32| no_timestamps.saturating_sub(count);
     let multilingual = generation["is_multilingual"]
         .as_bool()
         .unwrap_or_else(|| match k {
@@ -58,16 +54,15 @@ pub(super) fn load(folder: &Path, text: &mut TextModel) -> Result<Option<SpeechM
             None => generation["lang_to_id"].is_object(),
         });
     let speech = SpeechModel {
-        eot: id(Some("eos_token_id"), &["<|endoftext|>"], k.map(|k| k.eot))?,
+        eot: id("eos_token_id", "<|endoftext|>", k.map(|k| k.eot))?,
         sot: id(
-            Some("decoder_start_token_id"),
-            &["<|startoftranscript|>"],
+            "decoder_start_token_id",
+            "<|startoftranscript|>",
             k.map(|k| k.sot),
         )?,
-        sot_prev: id(Some("prev_sot_token_id"), &["<|startofprev|>"], k.map(|k| k.sot_prev))?,
-        transcribe: task("transcribe", k.map(|k| k.transcribe))?,
-        translate: task("translate", k.map(|k| k.translate))?,
-        no_speech: id(None, &["<|nospeech|>", "<|nocaptions|>"], k.map(|k| k.no_speech))?,
+        sot_prev: id("prev_sot_token_id", "<|startofprev|>", Some(before(2)))?,
+        transcribe: task("transcribe", before(4)),
+        translate: task("translate", before(5)),
         no_timestamps,
         timestamp_begin: no_timestamps + 1,
         multilingual,
@@ -135,9 +130,8 @@ fn known_layout(vocab: u32) -> Option<SpeechModel> {
         sot: eot + 1,
         translate: after,
         transcribe: after + 1,
-        // after + 2 starts a language-model prompt, which nobody uses.
+        // after + 2 starts a language-model prompt, which nobody uses; after + 4 says that nobody speaks.
         sot_prev: after + 3,
-        no_speech: after + 4,
         no_timestamps: after + 5,
         timestamp_begin: after + 6,
         multilingual,
@@ -154,7 +148,7 @@ mod tests {
         let turbo = known_layout(51_866).unwrap();
         assert_eq!((turbo.eot, turbo.sot), (50_257, 50_258));
         assert_eq!((turbo.translate, turbo.transcribe), (50_359, 50_360));
-        assert_eq!((turbo.sot_prev, turbo.no_speech), (50_362, 50_363));
+        assert_eq!(turbo.sot_prev, 50_362);
         assert_eq!((turbo.no_timestamps, turbo.timestamp_begin), (50_364, 50_365));
         assert_eq!(turbo.languages.first(), Some(&(50_259, "en")));
         assert_eq!(turbo.languages.last(), Some(&(50_358, "yue")));

@@ -35,7 +35,6 @@ pub struct SpeechModel {
     pub sot_prev: u32,
     pub transcribe: u32,
     pub translate: u32,
-    pub no_speech: u32,
     pub no_timestamps: u32,
     /// The token of 0.00 s; each further one is 20 ms later.
     pub timestamp_begin: u32,

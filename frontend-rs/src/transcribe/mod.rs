@@ -16,6 +16,8 @@ mod sequential;
 mod words;
 
 #[cfg(test)]
+mod tests;
+#[cfg(test)]
 mod toy;
 
 pub use cuts::Pauses;

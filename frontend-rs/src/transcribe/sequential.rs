@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::fallback::Settled;
 use super::segments::{split, Split, FRAMES_A_SECOND};
-use super::words::{self, Aligned};
+use super::words::{self, Alignment};
 use super::{Job, Listener, Passage, Report, Written, HOP, WINDOW_FRAMES};
 use crate::audio::{Segment, SAMPLE_RATE};
 
@@ -99,7 +99,7 @@ impl<L: Listener> Job<'_, L> {
         pieces.collect()
     }
 
-    fn aligned(&self, settled: &Settled) -> Vec<Aligned> {
+    fn aligned(&self, settled: &Settled) -> Alignment {
         let language = settled.language.and_then(|id| self.speech.language_of(id));
         let text = settled.heard.tokens.iter().copied().filter(|id| *id < self.speech.eot);
         words::align(self.text(), &text.collect::<Vec<_>>(), &settled.heard.times, language)

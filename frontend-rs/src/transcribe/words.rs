@@ -27,10 +27,17 @@ pub struct Aligned {
     pub end_s: f64,
 }
 
+/// A window's words, and the median length of its words as they were heard, seconds.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Alignment {
+    words: VecDeque<Aligned>,
+    median_s: f64,
+}
+
 /// Text tokens to words. `times`: where each token begins, and where the last one ends; without them there are no words.
-pub fn align(text: &TextModel, tokens: &[u32], times: &[f32], language: Option<&str>) -> Vec<Aligned> {
+pub fn align(text: &TextModel, tokens: &[u32], times: &[f32], language: Option<&str>) -> Alignment {
     if tokens.is_empty() || times.len() <= tokens.len() {
-        return Vec::new();
+        return Alignment::default();
     }
     let characters = by_character(text, tokens);
     let spaced = !language.is_some_and(|code| WITHOUT_SPACES.contains(&code));
@@ -43,10 +50,10 @@ pub fn align(text: &TextModel, tokens: &[u32], times: &[f32], language: Option<&
         aligned.push(Aligned { text, tokens: count, start_s, end_s });
         first = last;
     }
-    let longest = 2.0 * median_s(&aligned);
-    cut_at_sentences(&mut aligned, longest);
+    let median_s = median_s(&aligned);
+    cut_at_sentences(&mut aligned, 2.0 * median_s);
     merge_punctuation(&mut aligned);
-    aligned
+    Alignment { words: aligned.into(), median_s }
 }
 
 /// The least groups of tokens that are whole characters.
@@ -123,7 +130,7 @@ fn merge_punctuation(words: &mut [Aligned]) {
     let mut following = words.len().saturating_sub(1);
     for index in (0..words.len().saturating_sub(1)).rev() {
         let text = &words[index].text;
-        if text.starts_with(' ') && OPENING.contains(text.trim()) && !text.trim().is_empty() {
+        if text.starts_with(' ') && OPENING.contains(text.trim()) {
             merge(words, index, following, true);
         } else {
             following = index;
@@ -154,21 +161,19 @@ fn merge(words: &mut [Aligned], from: usize, to: usize, in_front: bool) {
 /// Gives each segment its words, and takes its times from them where they are plausible. `last_end_s`: where the speech
 /// before this window ended; `start`: the window's first sample.
 pub fn assign(
-    aligned: Vec<Aligned>,
+    mut alignment: Alignment,
     passages: &mut [Passage],
     speech: &SpeechModel,
     last_end_s: &mut f64,
     start: usize,
 ) {
-    let median = median_s(&aligned);
-    let longest = 2.0 * median;
+    let (median, longest) = (alignment.median_s, 2.0 * alignment.median_s);
     let offset_s = start as f64 / SAMPLE_RATE_S;
-    let mut aligned = VecDeque::from(aligned);
     for passage in passages {
         let wanted = passage.segment.tokens.iter().filter(|id| **id < speech.eot).count();
         let mut taken = 0;
         while taken < wanted {
-            let Some(word) = aligned.pop_front() else { break };
+            let Some(word) = alignment.words.pop_front() else { break };
             taken += word.tokens;
             if !word.text.is_empty() {
                 passage.words.push(Word {
