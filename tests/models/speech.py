@@ -168,6 +168,8 @@ class Row:
     speech: Speech
     length: int = 0
     pages: dict[str, list[int]] = field(default_factory=lambda: {"self": [], "cross": []})
+    scores: list[float] = field(default_factory=list)  #: log-probabilities of its outputs
+    no_speech: float = 0.0
 
 
 class SpeechHarness:
@@ -273,11 +275,15 @@ class SpeechHarness:
         """Greedy ids under the rules, the end of text included; rows leave the batch as they end."""
         model = self.model
         hidden, batch = self.begin(rows)
+        for row, doubt in zip(rows, model.observe(hidden, batch).tolist(), strict=True):
+            row.no_speech = doubt
         logits = model.constrain(model.logits(hidden[batch.cu_seqlens[1:].long() - 1]), batch)
         live = list(rows)
         while live:
             going = []
-            for row, token in zip(live, logits[: len(live)].argmax(-1).tolist(), strict=True):
+            chosen = logits[: len(live)].log_softmax(-1).max(-1)
+            for row, token, score in zip(live, chosen.indices.tolist(), chosen.values.tolist(), strict=True):
+                row.scores.append(score)
                 row.speech.outputs.append(token)  # type: ignore[attr-defined]
                 if token != model.ids.end and len(row.speech.outputs) < most:
                     going.append(row)
