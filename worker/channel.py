@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from denizen.worker.protocol import (
@@ -96,16 +97,19 @@ class Channel:
             self.flush()
 
     def receive(self, timeout_ms: int, max_messages: int = 256) -> list[Envelope | ProtocolError]:
-        """Envelopes that have arrived, in order; a malformed one as the error that it is."""
+        """Envelopes that have arrived, in order; a malformed one as the error that it is.
+
+        Attachments have been copied: the slots of the arena that carried them are free again.
+        """
         received: list[Envelope | ProtocolError] = []
-        for data, _ in self.arena.recv(max_messages, timeout_ms):
+        for data, attachment in self.arena.recv(max_messages, timeout_ms):
             try:
                 envelope = decode(data)
             except ProtocolError as error:
                 received.append(error)
                 continue
             if envelope is not None:
-                received.append(envelope)
+                received.append(envelope if attachment is None else replace(envelope, attachment=attachment))
         return received
 
     def _put(self, envelope: bytes, request: int) -> None:

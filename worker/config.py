@@ -30,9 +30,10 @@ class PoolConfig:
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """Limits of the scheduler, per model. ``max_context`` None = the checkpoint's."""
+    """Limits of the scheduler, per model. ``max_rows`` None = as the device and the model's kind go; ``max_context``
+    None = the checkpoint's."""
 
-    max_rows: int = 64
+    max_rows: int | None = None
     max_context: int | None = None
     prefill_chunk: int = 512
 
@@ -83,12 +84,17 @@ class WorkerConfig:
                 _integer(values, "page_size", 16), _optional_integer(values, "kv_tokens"), _state_dtype(values)
             ),
             scheduler=SchedulerConfig(
-                _integer(values, "max_rows", 256 if on_cuda else 64),
+                _optional_integer(values, "max_rows"),
                 _optional_integer(values, "max_context"),
                 _integer(values, "prefill_chunk", 1024 if on_cuda else 512),
             ),
             engine=EngineConfig(_get(values, "overlap", bool, True), _get(values, "resident", bool, True)),
         )
+
+
+def default_rows(device: str, kind: str) -> int:
+    """Rows of a model of ``kind`` on a device type, where nothing is configured and the memory is there."""
+    return 256 if device == "cuda" and kind == "text" else 64
 
 
 _KEYS = {

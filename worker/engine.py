@@ -10,23 +10,21 @@ the engine waits for one only while nothing decodes. Without overlap every step 
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from denizen.worker.aligner import Aligner, Alignment
 from denizen.worker.device import Device, DeviceThread, FinishedStep, LaunchQueue
 from denizen.worker.errors import RequestError
 from denizen.worker.phases import Stopwatch
 from denizen.worker.protocol import (
     Abort,
     Bye,
-    Done,
     Drain,
     Error,
     ProtocolError,
-    Stats,
     Submit,
     TokenRow,
     token_rows,
@@ -34,6 +32,7 @@ from denizen.worker.protocol import (
 from denizen.worker.request import Phase, Request
 from denizen.worker.resident.planner import GRAPH_SLOTS
 from denizen.worker.sampling.params import Feature
+from denizen.worker.stats import StatsReport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +50,6 @@ _log = logging.getLogger(__name__)
 PHASE_LOAD, PHASE_CAPTURE, PHASE_PREFILL, PHASE_DECODE, PHASE_IDLE = range(5)
 _WALK_PHASE = {"prefill": PHASE_PREFILL, "decode": PHASE_DECODE}
 
-_STATS_INTERVAL_S = 0.25
 #: How long an idle worker waits before it tries again to send what the arena had no room for.
 _RETRY_MS = 5
 #: At the end: how long to wait for the step that runs, and for the front end to take what is left.
@@ -93,9 +91,9 @@ class Engine:
         launches = all(served.launches for served in models)
         kind = LaunchQueue if launches else DeviceThread
         self._device: Device = kind(lambda walk: channel.arena.set_phase(_WALK_PHASE[walk]), self.stopwatch)
-        self._steps = self._prefill_tokens = self._decode_tokens = 0
-        self._sent_stats = Stats()
-        self._stats_due = 0.0
+        self.stats = StatsReport(channel, [served.scheduler for served in models])
+        self._aligner = Aligner(channel.arena.wake)
+        self._resting = False  #: until an alignment is done there is nothing to do
 
     def stop(self, why: str) -> None:
         """Ends :meth:`run` soon, with requests unfinished. Any thread may call it."""
@@ -111,15 +109,15 @@ class Engine:
                     break
                 if self._stop is None:
                     self._iterate()
-                self._send_stats()
+                self.stats.send()
         finally:
-            closed = self._device.close(_CLOSE_S)
+            closed = self._aligner.close(_CLOSE_S) and self._device.close(_CLOSE_S)
             self.stopwatch.close()
         if not closed:
             _log.warning("a step is still running after %.0f s", _CLOSE_S)
         for lanes in self._lanes.values():
             lanes.served.scheduler.drop(lanes.prepared)
-        self._send_stats(last=True)
+        self.stats.send(last=True)
         self.channel.send(Bye(self._stop or "drained"))
         self.channel.finish(_CLOSE_S)
 
@@ -129,6 +127,8 @@ class Engine:
 
     def _iterate(self) -> None:
         """Queues the steps that can be; waits for the oldest decode step when enough are queued."""
+        if self._aligner.busy:
+            self._collect_alignments()
         if self._under_way["prefill"]:
             self._collect()
         full = False
@@ -148,8 +148,9 @@ class Engine:
             self._finish("decode")
         elif self._under_way["prefill"] and not queued:
             self._finish("prefill")
-        elif self._live and not queued and not self._under_way["decode"]:
+        elif self._live and not queued and not self._under_way["decode"] and not self._aligner.busy:
             raise AssertionError("requests wait, nothing runs and nothing can be admitted")
+        self._resting = self._aligner.busy and not queued and not any(self._under_way.values())
 
     def _queue_decode(self, lanes: _Lanes) -> bool:
         if lanes.under_way["decode"] >= self._depth:
@@ -173,7 +174,7 @@ class Engine:
         self.stopwatch.submitted(plan.walk)
         lanes.under_way[plan.walk] += 1
         self._under_way[plan.walk] += 1
-        self._steps += 1
+        self.stats.steps += 1
         return True
 
     def _collect(self) -> None:
@@ -192,7 +193,7 @@ class Engine:
         if self.channel.backlog:
             self.channel.flush()
         timeout = 0
-        if not self._busy:
+        if not self._busy or self._resting:
             self.stopwatch.idle()
             self.channel.arena.set_phase(PHASE_IDLE)
             timeout = self._idle_timeout_ms()
@@ -208,9 +209,8 @@ class Engine:
             return 0
         if self.channel.backlog:
             return _RETRY_MS
-        if self._stats() != self._sent_stats:
-            return max(1, int((self._stats_due - time.monotonic()) * 1000) + 1)
-        return -1
+        due = self.stats.due_ms()
+        return -1 if due is None else due
 
     def _handle(self, envelope: Envelope | ProtocolError) -> None:
         if isinstance(envelope, ProtocolError):
@@ -220,7 +220,7 @@ class Engine:
             return
         body = envelope.body
         if isinstance(body, Submit):
-            self._submit(envelope.request, body)
+            self._submit(envelope.request, body, envelope.attachment)
         elif isinstance(body, Abort):
             if envelope.request in self._live:
                 self._end(envelope.request, "abort")
@@ -229,7 +229,7 @@ class Engine:
         elif isinstance(body, Bye):
             self.stop(f"the front end said goodbye: {body.why}")
 
-    def _submit(self, id: int, body: Submit) -> None:
+    def _submit(self, id: int, body: Submit, attachment: bytes | None) -> None:
         if id in self._live:
             _log.error("request %d was submitted twice", id)
             return
@@ -237,7 +237,7 @@ class Engine:
         try:
             if served is None:
                 raise RequestError(f"this worker does not host the model '{body.model}'", param="model")
-            request = served.request(id, body)
+            request = served.request(id, body, attachment)
             served.scheduler.submit(request)
         except RequestError as error:
             self.channel.send(Error(error.code, str(error), error.param), id)
@@ -260,7 +260,7 @@ class Engine:
         if step.result is None:
             self._fail(step)
         elif plan.group is not None and not late and not plan.sample.features & Feature.LOGPROBS:
-            self._decode_tokens += len(plan.requests)
+            self.stats.decode_tokens += len(plan.requests)
             self._deliver_group(plan, plan.group, step.result)
         else:
             self._deliver(step, step.result)
@@ -273,9 +273,11 @@ class Engine:
         """The tokens of a decode step whose requests all live on: no loop over them, unless one ends."""
         tokens = result.tokens.tolist()
         if not group.stop_ids.isdisjoint(tokens):
-            self._deliver_rows(plan, tokens, None)
+            self._deliver_rows(plan, tokens, result)
             return
         deque(map(list.append, group.outputs, tokens), maxlen=0)
+        if result.logprob is not None:
+            deque(map(list.append, group.scores, result.logprob.tolist()), maxlen=0)
         rows = group.packed
         rows["position"], rows["token"] = plan.positions, result.tokens
         self.channel.send_rows(rows)
@@ -285,15 +287,18 @@ class Engine:
     def _deliver(self, step: FinishedStep, result: StepResult) -> None:
         plan = step.plan
         if plan.walk == "decode":
-            self._decode_tokens += len(plan.requests)
+            self.stats.decode_tokens += len(plan.requests)
         else:
-            self._prefill_tokens += int(plan.advance.counts.sum())
+            self.stats.prefill_tokens += int(plan.advance.counts.sum())
         for scores in result.prompt_scores or ():
             scores.request.scored[scores.first : scores.first + len(scores.scores)] = scores.scores
-        self._deliver_rows(plan, result.tokens.tolist(), result if plan.sample.features & Feature.LOGPROBS else None)
+        if result.observed is not None:
+            for request, observed in zip(plan.sampling, result.observed.tolist(), strict=True):
+                request.no_speech = observed
+        self._deliver_rows(plan, result.tokens.tolist(), result)
 
-    def _deliver_rows(self, plan: StepPlan, tokens: list[int], scored: StepResult | None) -> None:
-        """Tokens to those requests that have not ended; ``scored``: where log-probabilities are."""
+    def _deliver_rows(self, plan: StepPlan, tokens: list[int], result: StepResult) -> None:
+        """Tokens to those requests that have not ended."""
         plain: list[tuple[int, int, int]] = []
         rows: list[TokenRow] = []
         ended: list[tuple[int, str]] = []
@@ -302,14 +307,17 @@ class Engine:
             if request.phase is Phase.ENDED:
                 continue  # an over-run token, or the request was aborted
             assert position == len(request.outputs)
+            if request.speech is not None:
+                assert result.logprob is not None
+                request.scores.append(float(result.logprob[index]))
             reason = request.accept(token)
             if reason is not None:
                 ended.append((request.id, reason))
                 if reason == "stop":
                     continue
-            if scored is not None and request.params.logprobs is not None:
+            if request.params.logprobs is not None:
                 row = TokenRow(request.id, position, token)
-                rows.append(_with_logprobs(row, scored, index, request.params.logprobs))
+                rows.append(_with_logprobs(row, result, index, request.params.logprobs))
             else:
                 plain.append((request.id, position, token))
         if plain:
@@ -331,49 +339,34 @@ class Engine:
                 self.channel.send(Error("step_failed", message, retryable=True), request.id)
 
     def _end(self, id: int, reason: str) -> None:
-        served, request = self._live.pop(id)
-        served.scheduler.end(request)
-        self.channel.send(
-            Done(
-                reason,
-                request.outputs[-1] if reason == "stop" else None,
-                len(request.prompt),
-                len(request.outputs),
-                0,
-                request.scored if request.prompt_logprobs is not None and reason != "abort" else None,
-            ),
-            id,
-        )
-
-    def _stats(self) -> Stats:
-        schedulers = [served.scheduler for served in self.models.values()]
-        kv = [pool for scheduler in schedulers for pool in scheduler.kv.values()]
-        state = [pool for scheduler in schedulers for pool in scheduler.state.values()]
-        return Stats(
-            None,
-            sum(len(scheduler.waiting) for scheduler in schedulers),
-            sum(len(scheduler.running) for scheduler in schedulers),
-            sum(scheduler.rows.used for scheduler in schedulers),
-            sum(scheduler.rows.capacity for scheduler in schedulers),
-            sum(pool.used for pool in kv),
-            sum(pool.capacity for pool in kv),
-            sum(pool.used for pool in state),
-            sum(pool.capacity for pool in state),
-            sum(scheduler.preemptions for scheduler in schedulers),
-            self._steps,
-            self._prefill_tokens,
-            self._decode_tokens,
-        )
-
-    def _send_stats(self, last: bool = False) -> None:
-        now = time.monotonic()
-        if now < self._stats_due and not last:
+        served, request = self._live[id]
+        if reason != "abort" and request.speech is not None and request.speech.options.words:
+            self._align(served, request, reason)
             return
-        stats = self._stats()
-        if stats != self._sent_stats:
-            self.channel.send(stats)
-            self._sent_stats = stats
-            self._stats_due = now + _STATS_INTERVAL_S
+        del self._live[id]
+        served.scheduler.end(request)
+        self.channel.send(request.done(reason), id)
+
+    def _align(self, served: ServedModel, request: Request, reason: str) -> None:
+        """The request has ended, but its terminal envelope waits for the times of its words."""
+        held = request.held
+        assert held is not None
+        served.scheduler.keep(request)
+        served.scheduler.end(request)
+        self._aligner.submit(Alignment(served, request, reason, held.row, held.pages))
+
+    def _collect_alignments(self) -> None:
+        for alignment in self._aligner.take():
+            id = alignment.request.id
+            alignment.served.scheduler.let_go(alignment.row)
+            if self._live.get(id, (None, None))[1] is not alignment.request:
+                continue  # it was aborted meanwhile
+            del self._live[id]
+            if alignment.error is None:
+                self.channel.send(alignment.request.done(alignment.reason, alignment.times), id)
+            else:
+                message = f"the times of this request's words could not be computed: {alignment.error}"
+                self.channel.send(Error("step_failed", message, retryable=True), id)
 
 
 def _with_logprobs(row: TokenRow, result: StepResult, index: int, alternatives: int) -> TokenRow:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,8 +22,10 @@ import torch
 from denizen.kernels.row_writes import apply_row_writes
 from denizen.worker.attention.flashinfer import SlotWorkspace, padded_indptr
 from denizen.worker.errors import DeviceError, StepError
+from denizen.worker.models.base import hears
 from denizen.worker.phases import Stopwatch
 from denizen.worker.resident.planner import GRAPH_SLOTS, PlanMode
+from denizen.worker.row_staging import RowStaging
 from denizen.worker.runner import StepResult
 from denizen.worker.sampling.captured import Variant
 from denizen.worker.sampling.params import Feature
@@ -47,6 +50,8 @@ DECODE_BUCKETS = (8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 #: Token counts of prefill graphs, and the rows that each can hold.
 PREFILL_BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 PREFILL_ROWS = 16
+#: Token counts beside the most, of a model that hears: its audio costs what its rows cost, its prompts next to nothing.
+SPEECH_BUCKETS = (64, 256)
 #: Iterations for which short prompts wait for each other where many rows run (``scheduler.py``): some 20 ms.
 GATHER_STEPS = 8
 
@@ -63,9 +68,26 @@ def decode_buckets(rows: int) -> tuple[int, ...]:
     return (*(bucket for bucket in DECODE_BUCKETS if bucket < rows), rows)
 
 
-def prefill_buckets(chunk: int) -> tuple[int, ...]:
+def prefill_tokens(model: Model, chunk: int) -> tuple[int, ...]:
     """The token counts that hold up to ``chunk``."""
-    return (*(bucket for bucket in PREFILL_BUCKETS if bucket < chunk), chunk)
+    buckets = SPEECH_BUCKETS if hears(model) else PREFILL_BUCKETS
+    return (*(bucket for bucket in buckets if bucket < chunk), chunk)
+
+
+def prefill_rows(model: Model, rows: int) -> tuple[int, ...]:
+    """The batch sizes of prefill graphs where ``rows`` may run."""
+    if not hears(model):
+        return (min(PREFILL_ROWS, rows),)
+    fitting = tuple(bucket for bucket in model.prefill_rows if bucket <= rows)
+    return fitting or (rows,)
+
+
+#: Rows of a decode graph; rows and tokens of a prefill graph.
+Bucket = int | tuple[int, int]
+
+
+def _size(bucket: Bucket) -> tuple[int, ...]:
+    return bucket if isinstance(bucket, tuple) else (bucket,)
 
 
 def _stream(device: torch.device, priority: int) -> torch.cuda.Stream:
@@ -85,6 +107,7 @@ class Launched:
     ) -> None:
         """``stream``: the step's; None = the caller's. ``logits``: of every token, to go into the result."""
         self._mailbox = step.mailbox
+        self._hears = step.hears
         self._plan = plan
         self._scores = scores
         self._logits = logits
@@ -121,6 +144,10 @@ class Launched:
             # Computed before the tokens were published; their memory belongs to the step's stream.
             self._logits.record_stream(torch.cuda.current_stream())
         result = StepResult(tokens, prompt_scores=self._scores, logits=self._logits)
+        if self._hears:
+            result.logprob = logprobs.logprob.numpy()[chosen].copy()
+            if plan.walk == "prefill":
+                result.observed = logprobs.observed.numpy()[chosen].copy()
         if plan.sample.features & Feature.LOGPROBS:
             result.logprob = logprobs.logprob.numpy()[chosen].copy()
             result.top_ids = logprobs.top_ids.numpy()[chosen].copy()
@@ -141,9 +168,9 @@ class GraphRunner:
         mode: PlanMode,
         rows: Sequence[int],
         tokens: Sequence[int],
-        prefill_rows: int,
+        prefill_rows: Sequence[int],
     ) -> None:
-        """``attention``: by KV pool key. ``rows``, ``tokens``: buckets of decode and prefill, rising.
+        """``attention``: by KV pool key. ``rows``: buckets of decode; ``tokens``, ``prefill_rows``: of prefill; rising.
         ``mode``: of pools that a walk writes.
 
         Raises :class:`DeviceError` for a FlashInfer release that cannot run so.
@@ -157,14 +184,14 @@ class GraphRunner:
         #: host plans made for pools that a walk only reads: one for each graph slot when its rows change
         self.read_plans = 0
         self._device = tables.words.device
-        self._rows, self._tokens, self._prefill_rows = tuple(rows), tuple(tokens), prefill_rows
+        self._rows, self._tokens, self._prefill_rows = tuple(rows), tuple(tokens), tuple(prefill_rows)
         (page_size,) = {pool.page_size for pool in attention.values()}
         self._around = Surroundings(model, tables, state, sampler, page_size, mode)
         on_gpu = self._device.type == "cuda"
         #: where eager and captured prefill steps run; None on a CPU
         self._prefill_stream = _stream(self._device, PREFILL_PRIORITY) if on_gpu else None
-        self._steps: dict[tuple[str, int, int], StaticStep] = {}
-        self._graphs: dict[tuple[str, int, int, Variant], torch.cuda.CUDAGraph] = {}
+        self._steps: dict[tuple[str, Bucket, int], StaticStep] = {}
+        self._graphs: dict[tuple[str, Bucket, int, Variant], torch.cuda.CUDAGraph] = {}
         self._mailboxes: list[Mailbox] = []
         self._planned: dict[tuple[str, int, str], tuple[StaticStep, PageLists]] = {}
         self._make_decode_steps(attention)
@@ -185,15 +212,17 @@ class GraphRunner:
                 self._steps["decode", bucket, slot] = DecodeStep(self._around, bound, bucket, self._device, box)
 
     def _make_prefill_steps(self, attention: Mapping[str, FlashInferAttention]) -> None:
-        rows, grows = self._prefill_rows, self.model.walks["prefill"].grows
-        for slot, workspaces in enumerate(self._workspaces("prefill", attention, rows, max(self._tokens))):
-            box = self._mailbox(rows)
-            for bucket in self._tokens:
+        walk, most = self.model.walks["prefill"], max(self._prefill_rows)
+        for slot, workspaces in enumerate(self._workspaces("prefill", attention, most, max(self._tokens))):
+            box = self._mailbox(most)
+            staging = {name: RowStaging(spec, most, self._device) for name, spec in walk.inputs.items()}
+            for rows, tokens in product(self._prefill_rows, self._tokens):
                 bound = {
-                    key: attention[key].prefill_step(rows, bucket, memory, causal=key in grows)
+                    key: attention[key].prefill_step(rows, tokens, memory, causal=key in walk.grows)
                     for key, memory in workspaces.items()
                 }
-                self._steps["prefill", bucket, slot] = PrefillStep(self._around, bound, rows, bucket, self._device, box)
+                step = PrefillStep(self._around, bound, rows, tokens, self._device, box, staging)
+                self._steps["prefill", (rows, tokens), slot] = step
 
     def _workspaces(
         self, walk: str, attention: Mapping[str, FlashInferAttention], rows: int, tokens: int
@@ -216,14 +245,15 @@ class GraphRunner:
         once, and one capture stream, by which torch gives them a cuBLAS workspace of their own.
         """
         began = time.monotonic()
-        total = len(self._steps) * len(Variant)
+        variants = {walk: self._variants(walk) for walk in ("decode", "prefill")}
+        total = sum(len(variants[walk]) for walk, _, _ in self._steps)
         pools = {walk: torch.cuda.graph_pool_handle() for walk in ("decode", "prefill")}
         priorities = {"decode": DECODE_PRIORITY, "prefill": PREFILL_PRIORITY}
         sides = {walk: _stream(self._device, priority) for walk, priority in priorities.items()}
         # Largest first: what the smaller ones need then fits into memory that the pool has already.
-        for (walk, bucket, slot), step in sorted(self._steps.items(), key=lambda item: -item[0][1]):
+        for (walk, bucket, slot), step in sorted(self._steps.items(), key=lambda item: _size(item[0][1]), reverse=True):
             self._plan_padding(step)
-            for variant in Variant:
+            for variant in variants[walk]:
                 if slot == 0:
                     step.finish(step.forward(), variant)  # compiles kernels and lets libraries choose theirs
                 torch.cuda.synchronize(self._device)
@@ -243,6 +273,10 @@ class GraphRunner:
             box.reset()
         torch.cuda.synchronize(self._device)
         _log.info("captured %d graphs in %.1f s", total, time.monotonic() - began)
+
+    def _variants(self, walk: str) -> Sequence[Variant]:
+        """What is captured; the rest runs kernel by kernel. Prefill of audio is long, and nearly always plain."""
+        return (Variant.PLAIN,) if walk == "prefill" and hears(self.model) else tuple(Variant)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
@@ -295,11 +329,12 @@ class GraphRunner:
     def _step(self, plan: StepPlan) -> StaticStep:
         return self._steps[plan.walk, self._bucket(plan), plan.graph_slot]
 
-    def _bucket(self, plan: StepPlan) -> int:
+    def _bucket(self, plan: StepPlan) -> Bucket:
         if plan.walk == "decode":
             return plan.bucket
         _, _, (tokens,) = plan.inputs.sections["tokens"]
-        return next(bucket for bucket in self._tokens if bucket >= tokens)
+        rows = next(bucket for bucket in self._prefill_rows if bucket >= plan.bucket)
+        return rows, next(bucket for bucket in self._tokens if bucket >= tokens)
 
     def _section(self, plan: StepPlan, name: str) -> torch.Tensor:
         section = plan.inputs.section(plan.buffer, name)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from denizen.worker.asr import AsrOptions, AsrResult
 from denizen.worker.wire import U32, U64, Fields, ProtocolError
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class ReadyModel:
-    """A model as the worker loaded it. ``context``, ``kv_tokens`` in positions; ``rows`` = requests that may run."""
+    """A model as the worker loaded it. ``kind``: "text" or "asr". ``context``, ``kv_tokens`` in positions; ``rows`` =
+    requests that may run."""
 
     name: str
     family: str = ""
@@ -150,9 +152,12 @@ class Submit:
     logit_bias: Sequence[tuple[int, float]] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    asr: AsrOptions | None = None  #: of a model that hears; its audio is the envelope's attachment
 
     def wire_map(self) -> dict[str, Any]:
         body = _without_defaults(self, Submit(model="", ids=(), max_tokens=0))
+        if self.asr is not None:
+            body["asr"] = self.asr.wire_map()
         ids = array("I", self.ids)
         if sys.byteorder == "big":
             ids.byteswap()
@@ -177,6 +182,7 @@ class Submit:
             logit_bias=f.pairs("logit_bias"),
             logprobs=f.optional_integer("logprobs", high=U32),
             prompt_logprobs=f.optional_integer("prompt_logprobs", high=U32),
+            asr=AsrOptions.read(Fields("SUBMIT.asr", f.raw("asr"))) if f.has("asr") else None,
         )
 
 
@@ -220,9 +226,11 @@ class Done:
     completion: int = 0
     cached: int = 0
     prompt_logprobs: Sequence[PromptLogprob] | None = None
+    asr: AsrResult | None = None
 
     def wire_map(self) -> dict[str, Any]:
-        return {"reason": self.reason} | _without_defaults(self, Done(reason=""))
+        body = {"reason": self.reason} | _without_defaults(self, Done(reason=""))
+        return body if self.asr is None else body | {"asr": self.asr.wire_map()}
 
     @classmethod
     def read(cls, f: Fields) -> Done:
@@ -237,6 +245,7 @@ class Done:
             completion=f.integer("completion", high=U32),
             cached=f.integer("cached", high=U32),
             prompt_logprobs=None if prompt_logprobs is None else tuple(map(_read_prompt_logprob, prompt_logprobs)),
+            asr=AsrResult.read(Fields("DONE.asr", f.raw("asr"))) if f.has("asr") else None,
         )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
+from denizen.worker.asr import AsrOptions, AsrResult
 from denizen.worker.messages import (
     SCHEMA,
     Abort,
@@ -47,6 +48,8 @@ __all__ = [
     "SCHEMA",
     "VERSION",
     "Abort",
+    "AsrOptions",
+    "AsrResult",
     "Body",
     "Bye",
     "Done",
@@ -109,11 +112,15 @@ _BODIES: dict[int, type[Body]] = {
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A decoded envelope. ``request``: slot in the low 32 bits, generation in the high 32; 0 = none."""
+    """A decoded envelope. ``request``: slot in the low 32 bits, generation in the high 32; 0 = none.
+
+    ``attachment``: bytes that came beside it, copied out of the arena.
+    """
 
     request: int
     sequence: int
     body: Body
+    attachment: bytes | None = None
 
 
 def encode(body: Body, *, request: int = 0, sequence: int = 0) -> bytes:

@@ -7,8 +7,10 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
+from denizen.worker.protocol import AsrResult, Done
 
 if TYPE_CHECKING:
+    from denizen.worker.models.base import Speech
     from denizen.worker.protocol import PromptLogprob
     from denizen.worker.sampling.params import SamplingParams
 
@@ -46,6 +48,9 @@ class Request:
     prefill: int = 0  #: length of ``tokens``
     computed: int = 0  #: of ``tokens``, how many committed steps cover
     scored: list[PromptLogprob] = field(default_factory=list)
+    speech: Speech | None = None  #: of a model that hears; kept until the request ends, since it may be preempted
+    scores: list[float] = field(default_factory=list)  #: and the log-probabilities of its ``outputs``
+    no_speech: float = 0.0  #: and what :meth:`SpeechModel.observe` said
 
     @property
     def row(self) -> int:
@@ -74,3 +79,14 @@ class Request:
         if token in self.params.stop_ids:
             return "stop"
         return "length" if len(outputs) >= self.max_tokens else None
+
+    def done(self, reason: str, times: list[float] | None = None) -> Done:
+        """DONE of the request; ``times`` of its words, if the model was asked for them."""
+        scored = self.scored if self.prompt_logprobs is not None and reason != "abort" else None
+        stop_id = self.outputs[-1] if reason == "stop" else None
+        asr = None
+        if self.speech is not None and reason != "abort":
+            given = self.speech.options.given
+            text = max(len(self.outputs) - (reason == "stop") - given, 0)
+            asr = AsrResult(self.no_speech, sum(self.scores[given:]) / (text + 1), times)
+        return Done(reason, stop_id, len(self.prompt), len(self.outputs), 0, scored, asr)

@@ -13,9 +13,10 @@ import torch
 from denizen.kernels.context_places import context_places
 from denizen.kernels.page_gather import page_gather
 from denizen.kernels.row_writes import apply_row_writes
-from denizen.worker.models.base import CONTEXT, Batch
+from denizen.worker.models.base import CONTEXT, Batch, hears
 from denizen.worker.pools.kv import SINK_PAGE
 from denizen.worker.resident.planner import PlanMode
+from denizen.worker.row_staging import row_tensor
 from denizen.worker.sampling.scoring import score_prompt
 
 if TYPE_CHECKING:
@@ -36,9 +37,10 @@ class StepResult:
     """What comes back to the host, one entry a sampling row in the plan's order."""
 
     tokens: np.ndarray  #: int64 [n]
-    logprob: np.ndarray | None = None  #: fp32 [n]
+    logprob: np.ndarray | None = None  #: fp32 [n]; of every row if the model hears
     top_ids: np.ndarray | None = None  #: int64 [n, alternatives]
     top_logprobs: np.ndarray | None = None  #: fp32 [n, alternatives]
+    observed: np.ndarray | None = None  #: fp32 [n], of a prefill step of a model that hears
     prompt_scores: list[PromptScores] | None = None
     logits: torch.Tensor | None = None  #: fp32 [T, vocab] of a scoring step
 
@@ -110,9 +112,9 @@ class Runner:
         )
         logits = self.model.logits(self.model.forward(batch))
         kept = logits.clone() if plan.all_logits else None
-        sampled = self._sample(plan, logits, rows, length)
+        sampled = self._sample(plan, logits, batch, rows, length)
         self._advance("decode", rows, lengths)
-        return self._result(sampled, len(plan.entries), kept)
+        return self._result(sampled, len(plan.requests), kept)
 
     def _prefill(self, plan: StepPlan, inputs: Mapping[str, torch.Tensor]) -> StepResult:
         tables = self.tables
@@ -134,6 +136,10 @@ class Runner:
             {key: column.index_select(0, rows) for key, column in tables.state_slots.items()},
             fresh,
             lengths,
+            {
+                name: row_tensor(spec, plan.row_inputs[name], self._device)
+                for name, spec in self.model.walks["prefill"].inputs.items()
+            },
         )
         hidden = self.model.forward(batch)
         self._advance("prefill", rows, lengths)
@@ -144,8 +150,10 @@ class Runner:
             return StepResult(torch.empty(0, dtype=torch.int64).numpy(), prompt_scores=scores, logits=kept)
         logits = self.model.logits(hidden.index_select(0, cu_seqlens[1:].long()[index] - 1))
         length = lengths[self.model.walks["prefill"].positions].long()[index]
-        result = self._result(self._sample(plan, logits, rows[index], length), len(index), kept)
+        result = self._result(self._sample(plan, logits, batch, rows[index], length), len(index), kept)
         result.prompt_scores = scores
+        if hears(self.model):
+            result.observed = self.model.observe(hidden, batch).cpu().numpy()
         return result
 
     def _buffers_for(self, plan: StepPlan) -> _Buffers:
@@ -195,11 +203,20 @@ class Runner:
                 step.write_at = context_places(slots, fresh, table, self._contexts[key], size, SINK_PAGE)
         return steps
 
-    def _sample(self, plan: StepPlan, logits: torch.Tensor, rows: torch.Tensor, length: torch.Tensor) -> Sampled:
-        """Samples the token at position ``length`` of each row, and puts it into the row."""
+    def _sample(
+        self, plan: StepPlan, logits: torch.Tensor, batch: Batch, rows: torch.Tensor, length: torch.Tensor
+    ) -> Sampled:
+        """Samples the token at position ``length`` of each of ``rows``, and puts it into the row."""
         tables = self.tables
         count = tables.output_count.index_select(0, rows)
+        scores = None
+        if hears(self.model):
+            assert len(rows) == len(batch.slots)  # prompts are whole: every row samples
+            logits = self.model.constrain(logits, batch)
+            scores = torch.log_softmax(logits.float(), dim=-1)
         sampled = self.sampler.sample(plan.sample, logits, rows, tables.sampler, count, length)
+        if scores is not None:
+            sampled.logprob = scores.gather(1, sampled.tokens[:, None])[:, 0]
         tables.last_token.index_copy_(0, rows, sampled.tokens.to(torch.int32))
         tables.output_count.index_copy_(0, rows, count + 1)
         return sampled
@@ -211,8 +228,9 @@ class Runner:
 
     def _result(self, sampled: Sampled, live: int, logits: torch.Tensor | None) -> StepResult:
         result = StepResult(sampled.tokens[:live].cpu().numpy(), logits=logits)
-        if sampled.logprob is not None and sampled.top_ids is not None and sampled.top_logprobs is not None:
+        if sampled.logprob is not None:
             result.logprob = sampled.logprob[:live].cpu().numpy()
+        if sampled.top_ids is not None and sampled.top_logprobs is not None:
             result.top_ids = sampled.top_ids[:live].cpu().numpy()
             result.top_logprobs = sampled.top_logprobs[:live].cpu().numpy()
         return result

@@ -18,7 +18,7 @@ from denizen.worker.request import Holdings, Phase, Request
 from denizen.worker.resident.ledger import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from denizen.worker.pools.kv import KvPool
     from denizen.worker.pools.state import SlotPool
@@ -39,12 +39,16 @@ class Scheduler:
         planner: Planner,
         context: int,
         prefill_chunk: int,
-        prefill_rows: int | None = None,
+        prefill_rows: Sequence[int] = (),
         gather_steps: int = 0,
+        whole: bool = False,
     ) -> None:
-        """``prefill_chunk``, ``prefill_rows``: most tokens and requests of a prefill step (None = any number).
+        """``prefill_chunk``: most tokens of a prefill step; ``prefill_rows``: its sizes in requests, rising, the last
+        being the most (none = any number).
 
         ``gather_steps``: iterations for which short prompts may wait for others to share their prefill step.
+        ``whole``: prompts are not split, and a step has just as many requests as one of its sizes, since a row that
+        pads it costs as much as a live one. ``prefill_chunk`` holds every prompt.
 
         A prefill step costs a fixed part however few tokens it has, and an empty row costs its share of every decode
         step. Where many rows run, short prompts that arrive therefore wait for each other: until there is one for
@@ -57,7 +61,8 @@ class Scheduler:
         self.planner = planner
         self.context = context
         self.prefill_chunk = prefill_chunk
-        self.prefill_rows = prefill_rows or rows.capacity
+        self.prefill_rows = tuple(prefill_rows) or (rows.capacity,)
+        self.whole = whole
         self.waiting: deque[Request] = deque()  #: by arrival
         self.running: list[Request] = []  #: by arrival
         self.gather_steps = gather_steps
@@ -151,16 +156,16 @@ class Scheduler:
 
     def plan_prefill(self) -> StepPlan | None:
         """The next prefill step, requests that begin included. It may follow another one of the same prompt."""
-        budget = self.prefill_chunk
+        budget, most = self.prefill_chunk, self.prefill_rows[-1]
         chunks: list[tuple[Request, int]] = []
         for request in self.running if self._unfinished else ():
             left = request.prefill - request.computed
-            if left and budget and len(chunks) < self.prefill_rows:
+            if left and self._takes(left, budget) and len(chunks) < most:
                 chunks.append((request, min(left, budget)))
                 budget -= min(left, budget)
         if not chunks and self._gathers():
             return None
-        while budget and self.waiting and len(chunks) < self.prefill_rows:
+        while self.waiting and self._takes(self.waiting[0].length, budget) and len(chunks) < most:
             request = self.waiting[0]
             if not self._admit(request):
                 break
@@ -168,7 +173,13 @@ class Scheduler:
             count = min(len(request.tokens), budget)
             chunks.append((request, count))
             budget -= count
+        if self.whole and chunks:  # who was admitted and does not fit is first in the next step
+            chunks = chunks[: max((rows for rows in self.prefill_rows if rows <= len(chunks)), default=len(chunks))]
         return self.planner.prepare_prefill(chunks) if chunks else None
+
+    def _takes(self, tokens: int, budget: int) -> bool:
+        """Whether a prefill step that has room for ``budget`` tokens takes some of ``tokens``."""
+        return budget >= tokens if self.whole else budget > 0
 
     def _gathers(self) -> bool:
         """Whether the waiting prompts shall wait for others, one more iteration."""
@@ -214,11 +225,22 @@ class Scheduler:
             ready = [r.row for r in plan.sampling if r.phase is Phase.RUNNING and r not in ends]
             if ready:
                 self._set_decodes(ready, True)
-        if self._leaving:
-            for request, held in list(self._leaving.items()):
-                if not self.ledger.in_flight[held.row]:
-                    del self._leaving[request]
-                    self._free(held)
+        self._free_leaving()
+
+    def _free_leaving(self) -> None:
+        for request, held in list(self._leaving.items()):
+            if not self.ledger.in_flight[held.row]:
+                del self._leaving[request]
+                self._free(held)
+
+    def keep(self, request: Request) -> None:
+        """Somebody reads what the running request holds: until :meth:`let_go` it is not freed, though it may end."""
+        self.ledger.keep(request.row)
+
+    def let_go(self, row: int) -> None:
+        """Ends :meth:`keep`."""
+        self.ledger.let_go(row)
+        self._free_leaving()
 
     def _set_decodes(self, rows: np.ndarray | list[int], decodes: bool) -> None:
         self.ledger.decodes[rows] = decodes

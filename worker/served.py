@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from denizen.worker.attention import flashinfer_attention, paged_attention
-from denizen.worker.errors import CapacityError, RequestError
-from denizen.worker.graphs import GATHER_STEPS, PREFILL_ROWS, GraphRunner, decode_buckets, prefill_buckets
-from denizen.worker.memory import available_bytes
+from denizen.worker.capacity import Capacity
+from denizen.worker.errors import RequestError
+from denizen.worker.graphs import GATHER_STEPS, GraphRunner, decode_buckets, prefill_rows, prefill_tokens
+from denizen.worker.models.base import hears
 from denizen.worker.models.streams import check_streams
 from denizen.worker.pools.kv import KvPool
 from denizen.worker.pools.state import SlotPool
-from denizen.worker.pools.storage import allocate_state, kv_bytes_per_page, state_bytes_per_slot, with_state_dtype
+from denizen.worker.pools.storage import allocate_state, with_state_dtype
 from denizen.worker.protocol import ReadyModel
 from denizen.worker.request import Request
 from denizen.worker.resident.mirror import Mirror
@@ -25,20 +26,18 @@ from denizen.worker.sampling.params import MAX_LOGPROBS, SamplingParams
 from denizen.worker.sampling.sampler import Sampler
 from denizen.worker.sampling.state import SamplerState
 from denizen.worker.scheduler import Scheduler
+from denizen.worker.speech import speech_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from denizen.worker.config import EngineConfig, PoolConfig, SchedulerConfig
-    from denizen.worker.models.base import Model, StatePoolSpec
+    from denizen.worker.models.base import Model
     from denizen.worker.phases import Stopwatch
     from denizen.worker.protocol import Submit
 
-#: Part of the available memory that the KV pools and states may take when ``kv_tokens`` is not given, by device type.
-_KV_SHARE = {"cpu": 0.3, "cuda": 0.85}
-#: Bytes that a CUDA model needs besides: intermediate results of its graphs, the planner's workspace, and a row of the
-#: sampler's counts and biases for every row of the tables.
-_CUDA_RESERVE = 4 << 30
+#: Windows of audio in a prefill step on a CPU: more would only make the rows that decode wait longer.
+_CPU_WINDOWS = 1
 
 
 @dataclass
@@ -93,33 +92,44 @@ class ServedModel:
         if pools.state_dtype != "float32":
             own = getattr(torch, pools.state_dtype)
             state_pools = tuple(with_state_dtype(spec, own) for spec in state_pools)
-        rows = limits.max_rows + 1
         context = min(limits.max_context or model.context_length, model.context_length)
         size = pools.page_size
-        tokens = pools.kv_tokens
-        if tokens is None:
-            tokens = _fitting_tokens(model, state_pools, device, dtype, size, limits.max_rows, context, share)
+        capacity = Capacity(model, state_pools, device, dtype, size, share)
+        max_rows = limits.max_rows or capacity.rows(context)
+        rows = max_rows + 1
+        tokens = capacity.tokens(max_rows, context) if pools.kv_tokens is None else pools.kv_tokens
         pages = -(-tokens // size)
         context = min(context, pages * size)
         # A context pool has room for every row's context, so that it never keeps a request waiting.
         sizes = {
-            spec.key: 1 + (limits.max_rows * -(-spec.context // size) if spec.context else pages)
-            for spec in model.kv_pools
+            spec.key: 1 + (max_rows * -(-spec.context // size) if spec.context else pages) for spec in model.kv_pools
         }
         kv = {spec.key: KvPool(spec.key, sizes[spec.key], size, spec.context) for spec in model.kv_pools}
         state = {spec.key: SlotPool(spec.key, rows) for spec in model.state_pools}
         layout = TableLayout(rows, {key: pool.pages_for(context) for key, pool in kv.items()}, list(state))
         mirror = Mirror(rows, dict.fromkeys(kv, size))
         if buckets is None:
-            buckets = decode_buckets(limits.max_rows) if device.type == "cuda" else range(1, rows)
-        planner = Planner(layout, mirror, kv, model.walks, buckets, mode, resident=engine.resident)
+            buckets = decode_buckets(max_rows) if device.type == "cuda" else range(1, rows)
+        planner = Planner(
+            layout,
+            mirror,
+            kv,
+            model.walks,
+            buckets,
+            mode,
+            resident=engine.resident,
+            row_inputs=model.row_inputs if hears(model) else None,
+        )
         tables = DeviceTables(layout, device)
         states = {spec.key: allocate_state(spec, rows, device, dtype) for spec in state_pools}
         sampler = SamplerState(rows, model.vocab_size, device)
         runner: Runner | GraphRunner
-        prefill_rows, gather_steps = None, 0
+        # Prompts that come with audio are never split, so a step must hold the longest.
+        chunk = max(limits.prefill_chunk, context) if hears(model) else limits.prefill_chunk
+        at_once: Sequence[int] = (_CPU_WINDOWS,) if hears(model) else (max_rows,)
+        gather_steps = 0
         if device.type == "cuda":
-            prefill_rows, gather_steps = min(PREFILL_ROWS, limits.max_rows), GATHER_STEPS
+            at_once, gather_steps = prefill_rows(model, max_rows), GATHER_STEPS
             runner = GraphRunner(
                 model,
                 tables,
@@ -128,8 +138,8 @@ class ServedModel:
                 sampler,
                 mode if engine.resident else PlanMode.FULL,
                 buckets,
-                prefill_buckets(limits.prefill_chunk),
-                prefill_rows,
+                prefill_tokens(model, chunk),
+                at_once,
             )
             runner.capture()
         else:
@@ -148,9 +158,10 @@ class ServedModel:
             mirror,
             planner,
             context,
-            limits.prefill_chunk,
-            prefill_rows,
+            chunk,
+            at_once,
             gather_steps,
+            whole=hears(model),
         )
         return cls(name, model, scheduler, runner, context, pages * size, fingerprint)
 
@@ -166,7 +177,7 @@ class ServedModel:
             self.fingerprint,
         )
 
-    def request(self, id: int, body: Submit) -> Request:
+    def request(self, id: int, body: Submit, attachment: bytes | None = None) -> Request:
         """A request from SUBMIT, not yet queued. Raises :class:`RequestError` for what would harm the worker."""
         vocab = self.model.vocab_size
         prompt = np.asarray(body.ids, np.int64)
@@ -180,33 +191,7 @@ class ServedModel:
             raise RequestError(f"prompt_logprobs must be at most {MAX_LOGPROBS}", param="prompt_logprobs")
         params = SamplingParams.from_submit(body, vocab)
         request = Request(id, prompt.astype(np.int32), params, body.max_tokens, body.prompt_logprobs)
+        request.speech = speech_of(self.model, request.prompt, body, attachment, request.outputs)
         if body.prompt_logprobs is not None:
             request.scored = [None] * len(prompt)
         return request
-
-
-def _fitting_tokens(
-    model: Model,
-    state_pools: Sequence[StatePoolSpec],
-    device: torch.device,
-    dtype: torch.dtype,
-    page_size: int,
-    rows: int,
-    context: int,
-    share: float,
-) -> int:
-    """KV positions that the memory holds, at most what all rows could use."""
-    per_page = sum(kv_bytes_per_page(spec, page_size, dtype) for spec in model.kv_pools if not spec.context)
-    taken = (rows + 1) * sum(state_bytes_per_slot(spec, dtype) for spec in state_pools)
-    for spec in model.kv_pools:
-        taken += rows * -(-spec.context // page_size) * kv_bytes_per_page(spec, page_size, dtype)
-    if device.type == "cuda":
-        taken += _CUDA_RESERVE + 8 * rows * model.vocab_size
-    room = int(available_bytes(device) * share * _KV_SHARE[device.type]) - taken
-    pages = min(room // per_page, rows * -(-context // page_size))
-    if pages < 1:
-        raise CapacityError(
-            f"there is no memory for a KV cache on {device} beside the weights and {rows} rows; "
-            "lower max_rows, or set kv_tokens"
-        )
-    return pages * page_size

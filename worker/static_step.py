@@ -16,10 +16,10 @@ from denizen.kernels.mailbox import allocate_mailbox, publish
 from denizen.kernels.page_gather import page_gather
 from denizen.kernels.prefill_step import PrefillInputs, prefill_inputs
 from denizen.kernels.row_writes import apply_row_writes
-from denizen.worker.models.base import CONTEXT, Batch
+from denizen.worker.models.base import CONTEXT, Batch, hears
 from denizen.worker.pools.kv import SINK_PAGE
 from denizen.worker.resident.planner import PlanMode
-from denizen.worker.sampling.captured import Logprobs, Variant, sample_captured
+from denizen.worker.sampling.captured import Logprobs, Variant, leave_logprob, sample_captured
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from denizen.worker.models.base import Model, Walk
     from denizen.worker.resident.planner import StepPlan
     from denizen.worker.resident.tables import DeviceTables
+    from denizen.worker.row_staging import RowStaging
     from denizen.worker.sampling.state import SamplerState
 
 #: Words of a row write that a prefill step's block has room for, a row: a sampler block and some 80 pages. Longer ones
@@ -104,8 +105,10 @@ class StaticStep:
         self.block = block
         self.mailbox = mailbox
         self._around = around
+        self.hears = hears(around.model)
         self._walk = walk
         self._grown = inputs
+        self._bound: Batch | None = None  #: of the last forward pass
         self._nobody = torch.zeros(mailbox.rows, dtype=torch.bool, device=mailbox.delivered.device)
         self._contexts = {spec.key: spec.context for spec in around.model.kv_pools}
         #: some pool leaves something to the host
@@ -178,11 +181,12 @@ class StaticStep:
         cu_seqlens: torch.Tensor,
         lengths: Mapping[str, torch.Tensor],
         fresh: torch.Tensor | None = None,
+        inputs: Mapping[str, torch.Tensor] | None = None,
     ) -> Batch:
         around = self._around
         columns = around.tables.state_slots
         rows = slots.long() if columns else slots
-        return Batch(
+        self._bound = Batch(
             self._walk.name,
             slots,
             tokens,
@@ -194,13 +198,18 @@ class StaticStep:
             {key: column[rows] for key, column in columns.items()},
             fresh,
             lengths,
+            inputs or {},
         )
+        return self._bound
 
     def _deliver(
         self, logits: torch.Tensor, slots: torch.Tensor, variant: Variant, sampled: torch.Tensor | None
     ) -> None:
-        around, box = self._around, self.mailbox
+        around, box, model = self._around, self.mailbox, self._around.model
         tables, own = around.tables, self._walk.positions
+        if hears(model):
+            assert self._bound is not None
+            logits = model.constrain(logits, self._bound)
         tokens = sample_captured(
             variant,
             logits,
@@ -212,6 +221,8 @@ class StaticStep:
             box.logprobs,
             sampled,
         )
+        if hears(model) and variant is not Variant.FULL:
+            leave_logprob(logits, tokens, box.logprobs)
         for key, given in self._grown.items():
             who = sampled if key == own else self._nobody[: len(slots)]  # a row's token moves once, its lengths all
             advance_rows(slots, tokens, given.lengths, tables.lengths[key], tables.last_token, tables.output_count, who)
@@ -267,7 +278,9 @@ class PrefillStep(StaticStep):
         tokens: int,
         device: torch.device,
         mailbox: Mailbox,
+        staging: Mapping[str, RowStaging],
     ) -> None:
+        """``staging``: of the walk's ``inputs``, shared by the steps of a graph slot."""
         walk, pools = around.model.walks["prefill"], len(around.model.kv_pools)
         sections = {
             "slots": rows,
@@ -281,6 +294,7 @@ class PrefillStep(StaticStep):
         self.inputs = {key: PrefillInputs.allocate(rows, tokens, device) for key in walk.grows}
         super().__init__(around, walk, attention, self.inputs, HostBlock(sections, device), mailbox)
         self.rows, self.tokens = rows, tokens
+        self._staging = staging
 
     def fill(self, plan: StepPlan) -> bool:
         host = self.block.host
@@ -300,6 +314,8 @@ class PrefillStep(StaticStep):
         host["sampled"].fill(0)
         host["sampled"][sampled] = 1
         host["tokens"][: len(tokens)] = tokens
+        for name, staging in self._staging.items():
+            staging.fill(plan.row_inputs[name])
         return super().fill(plan)
 
     def forward(self) -> torch.Tensor:
@@ -314,12 +330,16 @@ class PrefillStep(StaticStep):
         fresh = given["fresh"] != 0
         bound = self._bind_pages(slots, fresh)
         positions = self.inputs[self._walk.positions].positions
-        batch = self._batch(slots, given["tokens"].long(), positions, self.tokens, starts, bound, fresh)
+        brought = {name: staging.copy(self.rows) for name, staging in self._staging.items()}
+        batch = self._batch(slots, given["tokens"].long(), positions, self.tokens, starts, bound, fresh, brought)
         return around.model.forward(batch)
 
     def finish(self, hidden: torch.Tensor, variant: Variant) -> None:
-        last = self.inputs[self._walk.positions].last
-        logits = self._around.model.logits(hidden[last])
+        last, model = self.inputs[self._walk.positions].last, self._around.model
+        if hears(model):
+            assert self._bound is not None
+            self.mailbox.logprobs.observed[: self.rows].copy_(model.observe(hidden, self._bound), non_blocking=True)
+        logits = model.logits(hidden[last])
         self._deliver(logits, self.block.device["slots"], variant, self.block.device["sampled"] != 0)
 
 

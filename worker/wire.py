@@ -60,11 +60,13 @@ class Fields:
             raise self._fail(key, "a number")
         return float(value)
 
-    def flag(self, key: str) -> bool:
+    def flag(self, key: str, default: bool = False) -> bool:
         value = self._map.get(key)
-        if value is not None and type(value) is not bool:
+        if value is None:
+            return default
+        if type(value) is not bool:
             raise self._fail(key, "true or false")
-        return bool(value)
+        return value
 
     def text(self, key: str, default: str = "", required: bool = False) -> str:
         value = self._get(key, required)

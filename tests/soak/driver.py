@@ -112,7 +112,7 @@ class Soak:
     @property
     def steps(self) -> int:
         """Steps that the engine has queued."""
-        return 0 if self._engine is None else self._engine._steps
+        return 0 if self._engine is None else self._engine.stats.steps
 
     def judge(self, reference: Callable[[Sequence[int]], torch.Tensor], bound: float) -> None:
         """Every token of the samples, under load and alone, against ``reference(ids) -> logits [len(ids), vocab]``."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from denizen.worker.config import ModelConfig, WorkerConfig
+from denizen.worker.config import ModelConfig, WorkerConfig, default_rows
 from denizen.worker.errors import ConfigError
 
+DEVICES = [("cpu", "text"), ("cuda", "text"), ("cpu", "asr"), ("cuda", "asr")]
 FULL = {
     "worker": 2,
     "device": "cpu",
@@ -36,8 +37,8 @@ def test_every_key_arrives():
 def test_null_equals_missing_and_rows_depend_on_the_device():
     nulls = WorkerConfig.from_json(json.dumps(dict.fromkeys(FULL)))
     assert nulls == WorkerConfig.from_json("{}") == WorkerConfig()
-    assert nulls.scheduler.max_rows == 64
-    assert WorkerConfig.from_json('{"device": "cuda:0"}').scheduler.max_rows == 256
+    assert nulls.scheduler.max_rows is None
+    assert [default_rows(device, kind) for device, kind in DEVICES] == [64, 256, 64, 64]
 
 
 @pytest.mark.parametrize(

@@ -125,12 +125,12 @@ def test_an_idle_engine_sleeps_in_recv_and_tells_its_phase_and_stats():
         assert last.prefill_tokens == len(PROMPTS[0])
         assert last.decode_tokens >= 4
         blocked = peer.arena.blocking
-        steps = peer.engine._steps
+        steps = peer.engine.stats.steps
         peer.submit(2, PROMPTS[0], 5)
         peer.finish(2)
         peer.until(lambda: peer.stats[-1].decode_tokens > last.decode_tokens and not peer.stats[-1].running)
         assert peer.arena.blocking - blocked <= 3
-        assert peer.engine._steps - steps <= 7
+        assert peer.engine.stats.steps - steps <= 7
         assert {2, 3, 4} <= set(peer.arena.phases)
         assert peer.arena.phases[-1] == 4
 

@@ -7,12 +7,14 @@ computes hidden states and logits for a :class:`Batch`, whose pools are already 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    import numpy as np
     import torch
+    from denizen.worker.asr import AsrOptions
     from denizen.worker.attention.base import AttentionStep
     from denizen.worker.models.checkpoint import Checkpoint, Progress
 
@@ -57,6 +59,17 @@ class StatePoolSpec:
 
 
 @dataclass(frozen=True)
+class RowInput:
+    """An array that a row brings into the step in which it begins, beside its tokens: ``shape``, of type ``dtype``.
+
+    A request's own array may be shorter in the first dimension; what is missing is zero.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
 class Walk:
     """A named way through a model. ``streams`` maps a KV pool's key to its span: positions written a row and step.
 
@@ -68,6 +81,8 @@ class Walk:
     streams: Mapping[str, int]
     #: The pool whose lengths say where the step's tokens stand. Default: the first that takes a position a token.
     positions: str = ""
+    #: What rows bring along, by name (prefill only). Then prompts are never split: every row of a step begins in it.
+    inputs: Mapping[str, RowInput] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.positions:
@@ -102,13 +117,15 @@ class Batch:
     #: bool [B]: the row's recurrent state starts from zero in this step, whatever the slot holds (first chunk)
     lengths: Mapping[str, torch.Tensor] = field(default_factory=dict)
     #: by KV pool key: int32 [B], positions of each row in this step, its new ones included
+    inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    #: by name: ``[B, *shape]``, what the rows of a walk with ``Walk.inputs`` brought; anything finite in padding rows
 
 
 class Model(Protocol):
     """A loaded model."""
 
     family: str
-    kind: str  #: "text"
+    kind: str  #: "text", or "asr" of a :class:`SpeechModel`
     vocab_size: int
     context_length: int
     kv_pools: tuple[KvPoolSpec, ...]
@@ -130,3 +147,74 @@ class Model(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits ``[N, vocab_size]``, in the model's type, of hidden states ``[N, hidden]``."""
         ...
+
+
+@dataclass(frozen=True)
+class Speech:
+    """What a model that hears is told of a request."""
+
+    prompt: np.ndarray  #: int32 ids
+    outputs: Sequence[int]  #: sampled so far: none when it begins, unless it was preempted
+    options: AsrOptions
+    pcm: np.ndarray  #: fp32, mono, 16 kHz
+
+
+@dataclass(frozen=True)
+class RowCache:
+    """A row's positions in a KV pool."""
+
+    keys: torch.Tensor  #: the whole pool's, ``[layers, pages, page_size, kv_heads, head_dim]``
+    values: torch.Tensor
+    pages: torch.Tensor  #: int64, the row's
+    length: int  #: positions
+
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one layer, each ``[length, kv_heads, dim]``, copied."""
+        keys, values = (cache[index][self.pages].flatten(0, 1)[: self.length] for cache in (self.keys, self.values))
+        return keys, values
+
+
+class SpeechModel(Model, Protocol):
+    """A model of kind "asr": it hears one window of audio a request and writes down what was said.
+
+    A row's log-probabilities are those of its sampled tokens under the constrained logits.
+    """
+
+    #: Rows of prefill graphs, rising: a step computes the audio of as many windows as its bucket has rows.
+    prefill_rows: tuple[int, ...]
+    #: Most samples of a request's audio.
+    max_samples: int
+
+    def check(self, speech: Speech) -> None:
+        """Raises :class:`~denizen.worker.errors.RequestError` for what this model cannot do; ``param`` names it."""
+        ...
+
+    def row_inputs(self, speech: Speech) -> Mapping[str, np.ndarray]:
+        """What the row brings into its prefill step, for every name in the walk's ``inputs``. Plan thread, no torch."""
+        ...
+
+    def observe(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Of a prefill step, one fp32 a row ``[B]``: the probability that nobody speaks. ``hidden`` ``[T, hidden]``."""
+        ...
+
+    def constrain(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """The logits ``[B, vocab_size]`` of a row's next token after the rules of transcription; in place if it can.
+
+        Called in every step after :meth:`forward`, prefill included, with that step's batch; what a row must remember
+        from token to token lies in a state pool. Captured on a GPU: fixed shapes, no copy to the host.
+        """
+        ...
+
+    def align(self, speech: Speech, caches: Mapping[str, RowCache]) -> list[float]:
+        """Times of the text tokens in ``speech.outputs`` (without the end id), in seconds of the window, and at last
+        the end of the last.
+
+        ``caches`` by KV pool key. Called when the request has ended and still holds its pages, beside other steps, in a
+        thread and stream of its own; never captured.
+        """
+        ...
+
+
+def hears(model: Model) -> TypeGuard[SpeechModel]:
+    """Whether the model is of kind "asr"."""
+    return model.kind == "asr"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from denizen.worker.errors import ModelError
-from denizen.worker.models.base import CONTEXT, RAGGED
+from denizen.worker.models.base import CONTEXT, RAGGED, hears
 
 if TYPE_CHECKING:
     from denizen.worker.models.base import KvPoolSpec, Model, Walk
@@ -23,6 +23,8 @@ def check_streams(model: Model) -> None:
             if key not in pools:
                 raise ModelError(f"{where}: there is no KV pool '{key}'; declare it in kv_pools")
             _check_span(where, walk, pools[key], span)
+        if walk.inputs and (walk.name != "prefill" or not hears(model)):
+            raise ModelError(f"{where}: rows bring inputs into prefill steps of models that hear (kind 'asr') alone")
         if walk.name not in _TOKENS:
             continue
         if walk.streams.get(walk.positions) != _TOKENS[walk.name]:

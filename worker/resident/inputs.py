@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from denizen.worker.models.base import Speech
+    from denizen.worker.request import Request
 
 #: Words to which sections of a step's inputs are aligned: 16 bytes.
 _ALIGN = 4
@@ -36,3 +44,12 @@ class StepInputs:
         if len(self._parts) == 1 and self._parts[0].dtype == np.int32:
             return self._parts[0]
         return np.concatenate(self._parts, dtype=np.int32, casting="unsafe")
+
+
+def inputs_of(
+    requests: Sequence[Request], bring: Callable[[Speech], Mapping[str, np.ndarray]]
+) -> dict[str, list[np.ndarray]]:
+    """What each request brings into the step in which it begins, by name. Too large for the packed buffer."""
+    brought = [bring(request.speech) for request in requests if request.speech is not None]
+    assert len(brought) == len(requests)
+    return {name: [inputs[name] for inputs in brought] for name in brought[0]}

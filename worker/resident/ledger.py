@@ -32,6 +32,7 @@ class Ledger:
     def __init__(self, rows: int) -> None:
         self.requests = np.empty(rows, object)  #: owner or None; also while its holdings wait for its last step
         self.outputs = np.empty(rows, object)  #: the owner's list of tokens
+        self.scores = np.empty(rows, object)  #: and of their log-probabilities, which only models that hear deliver
         self._in_flight = np.zeros(rows, np.int32)
         self._group: Group | None = None  #: whose steps were only counted
         self._counted = 0  #: and are still to be added to its rows
@@ -65,6 +66,14 @@ class Ledger:
         else:
             self._in_flight[plan.advance.rows] -= 1
 
+    def keep(self, row: int) -> None:
+        """Something other than a step holds the row; counts like one in flight."""
+        self.in_flight[row] += 1
+
+    def let_go(self, row: int) -> None:
+        """Ends :meth:`keep`."""
+        self.in_flight[row] -= 1
+
     def _settle(self) -> None:
         if self._counted:
             assert self._group is not None
@@ -78,6 +87,7 @@ class Ledger:
         self.limit[row] = request.max_tokens
         self.features[row] = request.params.features
         self.outputs[row] = request.outputs
+        self.scores[row] = request.scores
         self.packed["request"][row] = request.id
         stops = request.params.stop_ids
         self._stops[stops] += 1
@@ -89,7 +99,7 @@ class Ledger:
         request = self.requests[row]
         assert request is not None
         assert not self.in_flight[row]
-        self.requests[row] = self.outputs[row] = None
+        self.requests[row] = self.outputs[row] = self.scores[row] = None
         self.decodes[row] = False
         stops = request.params.stop_ids
         self._stops[stops] -= 1
@@ -113,6 +123,7 @@ class Group:
     short_at: dict[str, int]  #: by pool: the turn in which a page must be appended
     features: np.ndarray  #: int32 [n]
     outputs: list[list[int]]  #: of each request
+    scores: list[list[float]]
     stop_ids: frozenset[int]  #: a token that is not in here ends nobody
     packed: np.ndarray  #: TOKENS rows, positions and tokens still to be filled in
     inputs: StepInputs  #: of a step without row writes and page arrays
@@ -150,6 +161,7 @@ class Group:
             {key: _least(values) for key, values in room.items()},
             ledger.features[rows],
             ledger.outputs[rows].tolist(),
+            ledger.scores[rows].tolist(),
             ledger.stop_ids,
             ledger.packed.take(rows),
             inputs,

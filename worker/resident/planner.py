@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from denizen.worker.phases import Stopwatch
-from denizen.worker.resident.inputs import StepInputs
+from denizen.worker.resident.inputs import StepInputs, inputs_of
 from denizen.worker.resident.ledger import Group
 from denizen.worker.resident.mirror import Advance
 from denizen.worker.resident.page_lists import PageLists, prefix_sum
@@ -24,9 +24,9 @@ from denizen.worker.sampling.params import Feature
 from denizen.worker.sampling.sampler import SamplePlan
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from denizen.worker.models.base import Walk
+    from denizen.worker.models.base import Speech, Walk
     from denizen.worker.pools.kv import KvPool
     from denizen.worker.request import Request
     from denizen.worker.resident.ledger import Ledger
@@ -92,6 +92,8 @@ class StepPlan:
     number: int = 0
     graph_slot: int = 0
     first: np.ndarray | None = None  #: of a prefill step: its ``positions``
+    row_inputs: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)
+    #: by name: what the walk's ``inputs`` are of each request, of a prefill step
     ends: Sequence[int] = ()  #: places in ``sampling`` of requests whose last token, by ``max_tokens``, this step gives
 
     @property
@@ -134,14 +136,19 @@ class Planner:
         buckets: Sequence[int],
         mode: PlanMode,
         resident: bool = True,
+        row_inputs: Callable[[Speech], Mapping[str, np.ndarray]] | None = None,
     ) -> None:
-        """``mode``: of pools that a resident walk writes. ``buckets``: batch sizes of decode steps, rising."""
+        """``mode``: of pools that a resident walk writes. ``buckets``: batch sizes of decode steps, rising.
+
+        ``row_inputs``: what a request that begins brings into its step, of a model that hears.
+        """
         self.layout = layout
         self.mirror = mirror
         self.pools = pools
         self.walks = walks
         self.resident = resident
         self.stopwatch = Stopwatch()
+        self._row_inputs = row_inputs
         self.buckets = tuple(buckets)
         #: Steps ahead of which a row gets its next page, by pool: never two pages at once.
         self.ahead = {key: min(_AHEAD, pool.page_size) for key, pool in pools.items()}
@@ -281,6 +288,7 @@ class Planner:
             int(counts.max()),
             begins,
             reads=self._reads("prefill", requests, rows, len(rows)),
+            row_inputs=inputs_of(requests, self._row_inputs) if self._row_inputs else {},
         )
 
     def _sample(self, group: Group) -> SamplePlan:

@@ -37,11 +37,15 @@ class Variant(IntEnum):
 
 @dataclass(frozen=True)
 class Logprobs:
-    """Host memory that a FULL step leaves log-probabilities in: pinned, of one walk and graph slot."""
+    """Host memory that a FULL step leaves log-probabilities in: pinned, of one walk and graph slot.
+
+    Every step of a model that hears leaves the first column, and its prefill steps what the model observed.
+    """
 
     logprob: torch.Tensor  #: fp32 [rows]
     top_ids: torch.Tensor  #: int64 [rows, MAX_LOGPROBS]
     top_logprobs: torch.Tensor  #: fp32 [rows, MAX_LOGPROBS]
+    observed: torch.Tensor  #: fp32 [rows]
 
     @classmethod
     def allocate(cls, rows: int, vocab: int, device: torch.device) -> Logprobs:
@@ -49,7 +53,7 @@ class Logprobs:
             return torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
         width = min(MAX_LOGPROBS, vocab)
-        return cls(pinned(rows), pinned(rows, width, dtype=torch.int64), pinned(rows, width))
+        return cls(pinned(rows), pinned(rows, width, dtype=torch.int64), pinned(rows, width), pinned(rows))
 
 
 def sample_captured(
@@ -102,11 +106,18 @@ def sample_captured(
     return tokens
 
 
-def _leave_logprobs(raw: torch.Tensor, tokens: torch.Tensor, out: Logprobs) -> None:
-    """Of the model's own distribution, before penalties, bias, temperature and filters."""
-    rows = len(tokens)
+def leave_logprob(raw: torch.Tensor, tokens: torch.Tensor, out: Logprobs) -> torch.Tensor:
+    """The sampled tokens' own, of the model's distribution ``raw`` ``[B, vocab]``: before penalties, bias, temperature
+    and filters. Returns the log of its total, fp32 ``[B, 1]``."""
     total = torch.logsumexp(raw.float(), dim=-1, keepdim=True)
+    scores = raw.gather(1, tokens[:, None]).float() - total
+    out.logprob[: len(tokens)].copy_(scores[:, 0], non_blocking=True)
+    return total
+
+
+def _leave_logprobs(raw: torch.Tensor, tokens: torch.Tensor, out: Logprobs) -> None:
+    rows = len(tokens)
+    total = leave_logprob(raw, tokens, out)
     values, ids = torch.topk(raw, out.top_ids.shape[1], dim=-1)
-    out.logprob[:rows].copy_((raw.gather(1, tokens[:, None]).float() - total)[:, 0], non_blocking=True)
     out.top_ids[:rows].copy_(ids, non_blocking=True)
     out.top_logprobs[:rows].copy_(values.float() - total, non_blocking=True)

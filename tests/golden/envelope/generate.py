@@ -11,6 +11,8 @@ from pathlib import Path
 import msgpack
 from denizen.worker.protocol import (
     Abort,
+    AsrOptions,
+    AsrResult,
     Body,
     Bye,
     Done,
@@ -71,6 +73,44 @@ CASES: dict[str, tuple[int, int, Body]] = {
             prompt_logprobs=20,
         ),
     ),
+    "ready_asr": (
+        0,
+        1,
+        Ready(
+            models=(
+                ReadyModel("smol", "llama", "text", 8192, 49152, 64, 131072, "f00d"),
+                ReadyModel("turbo", "whisper", "asr", 448, 51866, 64, 28672, "beef"),
+            ),
+            credits=512,
+        ),
+    ),
+    # Their attachments, f32 little endian at 16 kHz, travel beside the envelopes.
+    "submit_asr": (
+        REQUEST,
+        71,
+        Submit(
+            model="turbo",
+            ids=[50258, 50259, 50360],
+            max_tokens=224,
+            stop_ids=[50257],
+            temperature=0.0,
+            seed=7,
+            asr=AsrOptions(),
+        ),
+    ),
+    "submit_asr_full": (
+        REQUEST,
+        72,
+        Submit(
+            model="turbo",
+            ids=[50362, 440, 50258],
+            max_tokens=100,
+            stop_ids=[50257],
+            temperature=0.5,
+            seed=8,
+            asr=AsrOptions(timestamps=False, detect=True, forced=[50360, 50364], words=True),
+        ),
+    ),
     "abort": (REQUEST, 3, Abort()),
     "tokens": (0, 4, Tokens([TokenRow(REQUEST, 0, 5), TokenRow((1 << 32) | 1, 300, 151643)])),
     "tokens_logprobs": (
@@ -83,6 +123,16 @@ CASES: dict[str, tuple[int, int, Body]] = {
         REQUEST,
         7,
         Done("length", prompt=3, completion=1, prompt_logprobs=[None, (-1.5, ((4, -0.25),)), (-3.0, ())]),
+    ),
+    "done_asr": (
+        REQUEST,
+        14,
+        Done("stop", stop_id=50257, prompt=3, completion=28, asr=AsrResult(no_speech=0.0625, avg_logprob=-0.25)),
+    ),
+    "done_asr_words": (
+        REQUEST,
+        15,
+        Done("length", prompt=3, completion=2, asr=AsrResult(0.5, -1.5, [0.0, 0.5, 29.75])),
     ),
     "error": (REQUEST, 8, Error("bad_request", "top_k is beyond the vocabulary", param="top_k")),
     "error_worker": (0, 9, Error("out_of_memory", "no memory for the KV pool", retryable=True)),
