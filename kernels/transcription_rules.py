@@ -246,7 +246,8 @@ def _turn_kernel(
     base = tl.where(base == float("-inf"), 0.0, base)
     stamps = tl.log(tl.sum(total * tl.exp(peak - base), 0)) + base
     ids = block * BLOCK + tl.arange(0, BLOCK)
-    tl.store(logits + row * stride + ids, float("-inf"), mask=(ids < FIRST) & (stamps > top))
+    if stamps > top:
+        tl.store(logits + row * stride + ids, float("-inf"), mask=ids < FIRST)
     if block == 0:
         words = _rows_state(state, begins, slots, row, WORDS, BEGIN)
         words = _moved_on(words, tokens, row, FIRST, WORDS, BEGIN)

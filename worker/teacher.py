@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from denizen.worker.asr import AsrOptions
+from denizen.worker.models.base import Speech
 from denizen.worker.request import Request
 from denizen.worker.sampling.params import SamplingParams
 
@@ -19,18 +21,21 @@ if TYPE_CHECKING:
 
 
 def teacher_forced(
-    served: ServedModel, sequences: Sequence[Sequence[int]], prompts: Sequence[int] | None = None
+    served: ServedModel,
+    sequences: Sequence[Sequence[int]],
+    prompts: Sequence[int] | None = None,
+    audio: Sequence[np.ndarray] | None = None,
 ) -> list[torch.Tensor]:
     """fp32 logits ``[len(sequence), vocab]`` of every position of every sequence, computed together.
 
     ``prompts``: how many tokens of each sequence are prefilled, at least 1 (None = all); the others are fed by decode
     steps. Chunks, batches and preemptions come from the model's own scheduler, so ``prefill_chunk``, ``max_rows`` and
     ``kv_tokens`` decide them. A sequence may be one shorter than the context. No engine may run meanwhile. On a GPU,
-    steps that give all logits run outside of their graphs.
+    steps that give all logits run outside of their graphs. ``audio``: fp32 samples of each, for a model that hears.
     """
     device = served.runner.tables.words.device
     logits = [torch.full((len(ids), served.model.vocab_size), torch.nan, device=device) for ids in sequences]
-    for plan, result, numbers in forced_steps(served, sequences, prompts, all_logits=True):
+    for plan, result, numbers in forced_steps(served, sequences, prompts, audio, all_logits=True):
         assert result.logits is not None
         offset = 0
         for entry, number in zip(plan.entries, numbers, strict=True):
@@ -43,6 +48,7 @@ def forced_steps(
     served: ServedModel,
     sequences: Sequence[Sequence[int]],
     prompts: Sequence[int] | None = None,
+    audio: Sequence[np.ndarray] | None = None,
     *,
     all_logits: bool = False,
 ) -> Iterator[tuple[StepPlan, StepResult, list[int]]]:
@@ -57,6 +63,8 @@ def forced_steps(
         request = Request(
             number + 1, np.asarray(ids[:length], np.int32), SamplingParams(), max_tokens=len(ids) - length + 1
         )
+        if audio is not None:
+            request.speech = Speech(request.prompt, request.outputs, AsrOptions(), audio[number])
         served.scheduler.submit(request)
         index[request.id] = number
     while not served.scheduler.idle:

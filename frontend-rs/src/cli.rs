@@ -78,6 +78,12 @@ pub struct ServeArgs {
     /// Largest request body in MiB; larger ones get 413
     #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = positive(), help_heading = "HTTP")]
     pub max_body: u32,
+    /// Largest upload of an audio file in MiB; larger ones get 413
+    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = positive(), help_heading = "HTTP")]
+    pub max_upload: u32,
+    /// Longest audio of one file in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 7200, value_parser = positive(), help_heading = "HTTP")]
+    pub max_audio_seconds: u32,
     /// Seconds after which a request is given up
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = positive(), help_heading = "HTTP")]
     pub request_timeout: u32,

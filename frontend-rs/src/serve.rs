@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
@@ -19,7 +19,6 @@ use crate::progress::{Progress, Terminal};
 use crate::route::{Failure, Router};
 use crate::shutdown::Signals;
 use crate::supervise::{Device, Launch, Limits, Supervisor, WorkerEvent};
-use crate::text::TextModel;
 use crate::{checkpoint, fetch, gpu, python};
 
 /// How long open connections may take to end, and workers, once nothing is generated any more.
@@ -59,7 +58,12 @@ pub async fn run(args: ServeArgs) -> Result<(), String> {
         prepared = prepare(&args, &specs, python, &probe) => prepared?,
         () = signals.next() => return Ok(()),
     };
-    let plans = config::workers(&args, &specs, &prepared.folders, &devices, cores());
+    let mut plans = config::workers(&args, &specs, &prepared.folders, &devices, cores());
+    for plan in &mut plans {
+        plan.audio = prepared.models.iter().any(|model| {
+            model.speech.is_some() && plan.models.iter().any(|hosted| hosted.name == model.name)
+        });
+    }
     let models: Vec<String> = specs.iter().map(|spec| spec.name.clone()).collect();
     router.set_models(prepared.models);
     let (sender, mut events) = mpsc::unbounded_channel();
@@ -183,25 +187,14 @@ async fn prepare(
     let (mut models, mut tokenizers) = (Vec::new(), BTreeMap::new());
     for (spec, folder) in specs.iter().zip(&folders) {
         checkpoint::check(folder, &probe.architectures)?;
-        let path = folder.clone();
-        let text = tokio::task::spawn_blocking(move || TextModel::load(&path))
+        let (name, path, limit) = (spec.name.clone(), folder.clone(), args.max_context);
+        let load = move || ModelEntry::load(&name, &path, limit);
+        let model = tokio::task::spawn_blocking(load)
             .await
             .map_err(|error| format!("{}: {error}", folder.display()))?
             .map_err(|error| error.to_string())?;
-        tokenizers.insert(spec.name.clone(), text.tokenizer_sha256.clone());
-        let created = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |since| since.as_secs());
-        models.push(Arc::new(ModelEntry {
-            name: spec.name.clone(),
-            path: folder.clone(),
-            created,
-            context: args
-                .max_context
-                .map_or(text.context, |limit| limit.min(text.context)),
-            vocab: text.vocab,
-            text,
-        }));
+        tokenizers.insert(spec.name.clone(), model.text.tokenizer_sha256.clone());
+        models.push(Arc::new(model));
     }
     let limits = args.hang_limit.map_or_else(Limits::default, |limit| {
         Limits::all(Duration::from_secs(limit.into()))
@@ -234,6 +227,8 @@ fn http_config(args: &ServeArgs) -> Result<HttpConfig, String> {
     Ok(HttpConfig {
         api_key: args.api_key.clone(),
         max_body: (args.max_body as usize) << 20,
+        max_upload: (args.max_upload as usize) << 20,
+        max_audio: Duration::from_secs(args.max_audio_seconds.into()),
         max_in_flight: args.max_in_flight as usize,
         request_timeout: Duration::from_secs(args.request_timeout.into()),
         ..HttpConfig::default()

@@ -11,7 +11,6 @@ use denizen_frontend::route::{
     Backend, Event, Failure, FinishReason, Generate, Generation, Link, Notice, Router, Sampling,
     SendError, SubmitError, Usage,
 };
-use denizen_frontend::text::TextModel;
 
 const SUBMIT: u64 = 3;
 const ABORT: u64 = 4;
@@ -26,7 +25,7 @@ struct Recorder {
 }
 
 impl Link for Recorder {
-    fn send(&self, envelope: &[u8]) -> Result<(), SendError> {
+    fn send(&self, envelope: &[u8], _attachment: Option<&[u8]>) -> Result<(), SendError> {
         if self.full.load(Ordering::SeqCst) {
             return Err(SendError::Full);
         }
@@ -70,16 +69,9 @@ fn model(name: &str) -> Arc<ModelEntry> {
     let config = r#"{"vocab_size": 2, "max_position_embeddings": 64}"#;
     std::fs::write(folder.join("tokenizer.json"), tokenizer).unwrap();
     std::fs::write(folder.join("config.json"), config).unwrap();
-    let text = TextModel::load(&folder).unwrap();
+    let model = ModelEntry::load(name, &folder, None).unwrap();
     std::fs::remove_dir_all(&folder).unwrap();
-    Arc::new(ModelEntry {
-        name: name.to_owned(),
-        path: folder,
-        created: 0,
-        context: 64,
-        vocab: 2,
-        text,
-    })
+    Arc::new(model)
 }
 
 fn generate(model: &Arc<ModelEntry>) -> Generate {
@@ -103,6 +95,7 @@ fn generate(model: &Arc<ModelEntry>) -> Generate {
         stop_ids: vec![],
         sampling,
         prompt_logprobs: None,
+        asr: None,
     }
 }
 
@@ -179,6 +172,7 @@ impl Bench {
             stop_id: None,
             usage,
             prompt_logprobs: vec![],
+            asr: None,
         };
         self.says(worker, request, FromWorker::Done(done));
     }

@@ -56,7 +56,6 @@ def build_tiny(folder: Path, *, positions: int = 1500, seed: int = 0, **sizes: i
     config = WhisperConfig(
         **options,
         max_source_positions=positions,
-        init_std=0.3,
         bos_token_id=END,
         eos_token_id=END,
         pad_token_id=END,
@@ -66,13 +65,17 @@ def build_tiny(folder: Path, *, positions: int = 1500, seed: int = 0, **sizes: i
     model = WhisperForConditionalGeneration(config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            # Biases and norms are made 0 and 1, where a mix-up would not show.
-            if parameter.dim() == 1:
-                parameter.add_(0.2 * torch.randn_like(parameter))
+            noise = torch.randn_like(parameter)
+            if parameter.dim() == 1:  # made as 0 and 1, where a mix-up would not show
+                parameter.add_(0.2 * noise)
             elif name.endswith("embed_positions.weight"):
-                parameter.copy_(0.3 * torch.randn_like(parameter))
+                parameter.copy_(noise)
             elif name.endswith("embed_tokens.weight"):
-                parameter.mul_(0.5)  # logits with a standard deviation near 1
+                parameter.copy_(0.15 * noise)  # logits with a standard deviation near 1
+            else:
+                # Strong enough that the layers, not the token's own embedding, decide what comes next.
+                gain = 2.5 if name.endswith(("self_attn.out_proj.weight", "fc2.weight")) else 1.7
+                parameter.copy_(noise * (gain / parameter[0].numel() ** 0.5))
     generation = GenerationConfig(
         bos_token_id=END,
         eos_token_id=END,
@@ -168,6 +171,8 @@ class Row:
     speech: Speech
     length: int = 0
     pages: dict[str, list[int]] = field(default_factory=lambda: {"self": [], "cross": []})
+    scores: list[float] = field(default_factory=list)  #: log-probabilities of its outputs
+    no_speech: float = 0.0
 
 
 class SpeechHarness:
@@ -273,11 +278,15 @@ class SpeechHarness:
         """Greedy ids under the rules, the end of text included; rows leave the batch as they end."""
         model = self.model
         hidden, batch = self.begin(rows)
+        for row, doubt in zip(rows, model.observe(hidden, batch).tolist(), strict=True):
+            row.no_speech = doubt
         logits = model.constrain(model.logits(hidden[batch.cu_seqlens[1:].long() - 1]), batch)
         live = list(rows)
         while live:
             going = []
-            for row, token in zip(live, logits[: len(live)].argmax(-1).tolist(), strict=True):
+            chosen = logits[: len(live)].log_softmax(-1).max(-1)
+            for row, token, score in zip(live, chosen.indices.tolist(), chosen.values.tolist(), strict=True):
+                row.scores.append(score)
                 row.speech.outputs.append(token)  # type: ignore[attr-defined]
                 if token != model.ids.end and len(row.speech.outputs) < most:
                     going.append(row)

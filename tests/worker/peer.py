@@ -30,7 +30,7 @@ class QueueArena:
     """The interface of ``denizen._native.Arena`` over two deques. ``room``: envelopes that fit unread; None = any."""
 
     def __init__(self) -> None:
-        self.incoming: deque[bytes] = deque()
+        self.incoming: deque[tuple[bytes, bytes | None]] = deque()
         self.outgoing: deque[bytes] = deque()
         self.changed = threading.Condition()
         self.room: int | None = None
@@ -51,6 +51,12 @@ class QueueArena:
             self.outgoing.append(envelope)
             self.changed.notify_all()
 
+    def put(self, envelope: bytes, attachment: bytes | None = None) -> None:
+        """What the other side sends."""
+        with self.changed:
+            self.incoming.append((envelope, attachment))
+            self.changed.notify_all()
+
     def recv(self, max_messages: int = 256, timeout_ms: int = -1) -> list[tuple[bytes, bytes | None]]:
         with self.changed:
             if timeout_ms and not self.incoming:
@@ -61,7 +67,7 @@ class QueueArena:
             self.woken = False
             if self.gone and not self.incoming:
                 raise PeerGone
-            return [(self.incoming.popleft(), None) for _ in range(min(max_messages, len(self.incoming)))]
+            return [self.incoming.popleft() for _ in range(min(max_messages, len(self.incoming)))]
 
     def wake(self) -> None:
         with self.changed:
@@ -126,15 +132,13 @@ class Peer:
         self.thread.join(DEADLINE_S)
         assert not self.thread.is_alive()
 
-    def send(self, body, request: int = 0) -> None:
-        with self.arena.changed:
-            self.arena.incoming.append(encode(body, request=request))
-            self.arena.changed.notify_all()
+    def send(self, body, request: int = 0, attachment: bytes | None = None) -> None:
+        self.arena.put(encode(body, request=request), attachment)
 
-    def submit(self, request: int, ids, max_tokens: int, **options) -> None:
+    def submit(self, request: int, ids, max_tokens: int, *, audio: bytes | None = None, **options) -> None:
         self.outcomes[request] = Outcome()
         options.setdefault("temperature", 0.0)
-        self.send(Submit(options.pop("model", "toy"), list(ids), max_tokens, **options), request)
+        self.send(Submit(options.pop("model", "toy"), list(ids), max_tokens, **options), request, audio)
 
     def abort(self, request: int) -> None:
         self.send(Abort(), request)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from denizen.worker.attention.flashinfer import PageArrays
-from denizen.worker.graphs import GraphRunner
+from denizen.worker.graphs import GraphRunner, prefill_rows
+from denizen.worker.models.base import hears
 from denizen.worker.resident.planner import PlanMode
 from denizen.worker.resident.tables import DeviceTables
 from denizen.worker.scheduler import Scheduler
@@ -90,6 +91,9 @@ def serve_static(*, resident: bool = True, mode: PlanMode = PlanMode.HOST_PLAN_F
     """A model served by the graph runner; a toy unless another is given."""
     served = serve_toy(buckets=BUCKETS, resident=resident, mode=mode, **options)
     old, scheduler = served.runner, served.scheduler
+    rows, tokens = PREFILL_ROWS, TOKENS
+    if hears(served.model):
+        rows, tokens = prefill_rows(served.model, scheduler.rows.capacity), [8, scheduler.prefill_chunk]
     tables = DeviceTables(old.tables.layout, CPU)
     pools = {key: Pool(attention) for key, attention in old.attention.items()}
     served.runner = GraphRunner(
@@ -100,8 +104,8 @@ def serve_static(*, resident: bool = True, mode: PlanMode = PlanMode.HOST_PLAN_F
         old.sampler.state,
         mode if resident else PlanMode.FULL,
         BUCKETS,
-        TOKENS,
-        PREFILL_ROWS,
+        tokens,
+        rows,
     )
     served.scheduler = Scheduler(
         scheduler.rows,
@@ -111,6 +115,7 @@ def serve_static(*, resident: bool = True, mode: PlanMode = PlanMode.HOST_PLAN_F
         scheduler.planner,
         scheduler.context,
         scheduler.prefill_chunk,
-        PREFILL_ROWS,
+        rows,
+        whole=scheduler.whole,
     )
     return served

@@ -99,8 +99,8 @@ class Counting(Stopwatch):
 def test_every_iteration_is_timed():
     arena = QueueArena()
     for index, ids in enumerate(PROMPTS[:3]):
-        arena.incoming.append(encode(Submit("toy", ids, 5, temperature=0.0), request=index + 1))
-    arena.incoming.append(encode(Drain()))
+        arena.put(encode(Submit("toy", ids, 5, temperature=0.0), request=index + 1))
+    arena.put(encode(Drain()))
     watch = Counting()
     Engine(Channel(arena, Full, TooLarge), [serve_static()], stopwatch=watch).run()
     assert {"plan_kv", "plan_sampler", "plan_rest", "device_work", "device_wait"} <= set(watch.phases)

@@ -30,11 +30,13 @@ def checkpoint(tmp_path_factory):
 class Worker:
     """A worker process and the front end's end of its arena."""
 
-    def __init__(self, *, hello: bool = True, **config) -> None:
+    def __init__(
+        self, *, hello: bool = True, module: str = "denizen.worker", stub: dict | None = None, **config
+    ) -> None:
         self.host, fd = _native.HostArena.create("worker 0")
         config = {"worker": 0, "device": "cpu", "threads": 1, "kv_tokens": 4096, "max_rows": 4, **config}
-        command = [sys.executable, "-m", "denizen.worker", "--fd", str(fd), "--config", json.dumps(config)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
+        command = [sys.executable, "-m", module, "--fd", str(fd), "--config", json.dumps(config)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "DENIZEN_STUB": json.dumps(stub or {})}
         self.process = subprocess.Popen(command, pass_fds=[fd], stderr=subprocess.PIPE, text=True, env=environment)
         os.close(fd)
         self.bodies: list = []
@@ -53,8 +55,8 @@ class Worker:
         self.process.wait(30)
         self.process.stderr.close()
 
-    def send(self, body, request: int = 0) -> None:
-        self.host.send(encode(body, request=request))
+    def send(self, body, request: int = 0, attachment: bytes | None = None) -> None:
+        self.host.send(encode(body, request=request), attachment)
 
     def until(self, condition):
         deadline = time.monotonic() + DEADLINE_S

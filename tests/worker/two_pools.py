@@ -84,17 +84,24 @@ class TwoPoolModel:
         x = x + out.reshape(len(x), -1)
         new_key, new_value = None, None
         if self.walks[batch.walk].streams["context"] == CONTEXT:
-            begins = batch.cu_seqlens[:-1].long().clamp(max=len(x) - 1)
-            new_key, new_value = self.context(batch.token_ids[begins])
+            new_key, new_value = self._new_context(batch)
         query = (x @ self._cross_query).view(-1, *self.cross)
         out = batch.attention["context"].run(0, query, new_key, new_value, self.cross[1] ** -0.5)
         return x + out.reshape(len(x), -1) @ self._cross_out
+
+    def _new_context(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        begins = batch.cu_seqlens[:-1].long().clamp(max=len(batch.token_ids) - 1)
+        return self.context(batch.token_ids[begins])
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden @ self._head
 
     def dense(self, ids: list[int]) -> torch.Tensor:
         """Logits fp64 ``[len(ids), vocab]`` of a whole text at once."""
+        return self._over(ids, *self.context(torch.tensor(ids[:1], device=self._head.device))) @ self._head.double()
+
+    def _over(self, ids: list[int], context_key: torch.Tensor, context_value: torch.Tensor) -> torch.Tensor:
+        """Hidden states fp64 ``[len(ids), hidden]`` of a text that looks at a context."""
         heads, kv_heads, dim = self.own
         tokens = torch.tensor(ids, device=self._head.device)
         x = (self._embedding[tokens] + self._position[: len(ids)]).double()
@@ -107,11 +114,11 @@ class TwoPoolModel:
         future = torch.ones(len(ids), len(ids), dtype=torch.bool, device=x.device).triu(1)
         weights = scores.masked_fill(future, float("-inf")).softmax(-1)
         x = x + torch.einsum("hqk,khd->qhd", weights, value).reshape(len(ids), -1)
-        key, value = (part.double() for part in self.context(tokens[:1]))
+        key, value = context_key.double(), context_value.double()
         query = (x @ self._cross_query.double()).view(-1, *self.cross)
         scores = torch.einsum("qhd,khd->hqk", query, key) * self.cross[1] ** -0.5
         attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value).reshape(len(ids), -1)
-        return (x + attended @ self._cross_out.double()) @ self._head.double()
+        return x + attended @ self._cross_out.double()
 
 
 @torch.inference_mode()

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import json
 import os
 import platform
 import signal
 import sys
 import time
-from pathlib import Path
 
 from denizen import __version__, _native
 from denizen.worker import lifeline
@@ -32,18 +30,12 @@ from denizen.worker.protocol import (
     TokenRow,
 )
 from denizen.worker.stub.engine import Engine
+from denizen.worker.stub.hosted import Hosted
 from denizen.worker.stub.options import Options
 
 LOAD, PREFILL, DECODE, IDLE = 0, 2, 3, 4  # phases of the arena's heartbeat
 STATS_SECONDS = 0.25
 LOAD_BYTES = 100 << 20
-
-
-def shape(path: str) -> tuple[int, int]:
-    """Context length and vocabulary that the checkpoint's config.json gives."""
-    config = json.loads((Path(path) / "config.json").read_text())
-    config = config.get("text_config", config)
-    return int(config.get("max_position_embeddings", 4096)), int(config.get("vocab_size", 32000))
 
 
 class Stub:
@@ -59,13 +51,10 @@ class Stub:
         self._draining = False
         self._stats = Stats()
         self._stats_at = 0.0
-        shapes = [shape(model.path) for model in config.models]
-        context = min((context for context, _ in shapes), default=4096)
-        self._context = min(context, config.scheduler.max_context or context)
-        self._vocab = min((vocab for _, vocab in shapes), default=32000)
+        self._models = {m.name: Hosted.read(m.path, config.scheduler.max_context) for m in config.models}
         self._kv_tokens = config.pools.kv_tokens or 1 << 20
         self._rows = config.scheduler.max_rows or default_rows("cpu", "text")
-        self._engine = Engine(self._rows, self._kv_tokens, config.pools.page_size, self._context, self._vocab)
+        self._engine = Engine(self._rows, self._kv_tokens, config.pools.page_size, self._models, options)
 
     def run(self) -> None:
         self._start()
@@ -99,14 +88,15 @@ class Stub:
                     self._channel.send(Stats(load=Load(model.name, LOAD_BYTES * tenth // 10, LOAD_BYTES)))
         models = tuple(
             ReadyModel(
-                model.name,
-                family="stub",
-                context=self._context,
-                vocab=self._vocab,
+                name,
+                family=model.family,
+                kind=model.kind,
+                context=model.context_length,
+                vocab=model.vocab_size,
                 rows=self._rows,
                 kv_tokens=self._kv_tokens,
             )
-            for model in self._config.models
+            for name, model in self._models.items()
         )
         self._arena.set_phase(IDLE)
         self._channel.send(Ready(models, credits=4 * self._rows))
@@ -125,7 +115,7 @@ class Stub:
                 raise envelope
             body = envelope.body
             if isinstance(body, Submit):
-                self._submit(envelope.request, body)
+                self._submit(envelope.request, body, envelope.attachment)
             elif isinstance(body, Abort) and not self._has("deaf"):
                 done = self._engine.abort(envelope.request)
                 if done is not None:
@@ -134,8 +124,8 @@ class Stub:
                 self._draining = True
         self._channel.flush()
 
-    def _submit(self, request: int, submit: Submit) -> None:
-        refusal = self._engine.submit(request, submit)
+    def _submit(self, request: int, submit: Submit, attachment: bytes | None) -> None:
+        refusal = self._engine.submit(request, submit, attachment)
         if self._has("error"):
             self._engine.abort(request)
             refusal = Error("stub_error", "the stub was told to fail", retryable=True)

@@ -7,10 +7,16 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from denizen.worker.protocol import Done, Error, PromptLogprob, Stats, Submit, TokenRow, TopLogprob
+from denizen.worker.errors import RequestError
+from denizen.worker.protocol import AsrResult, Done, Error, PromptLogprob, Stats, Submit, TokenRow, TopLogprob
+from denizen.worker.stub import speech
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+    from denizen.worker.models.base import Speech
+    from denizen.worker.stub.hosted import Hosted
+    from denizen.worker.stub.options import Options
 
 
 @dataclass
@@ -20,14 +26,13 @@ class Request:
     id: int
     submit: Submit
     pages: int
-    cycle: Iterator[int] = field(init=False)
+    speech: Speech | None
+    cycle: Iterator[int]  #: the prompt's ids, or what was heard and then its end
     sent: int = 0
-
-    def __post_init__(self) -> None:
-        self.cycle = itertools.cycle(self.submit.ids)
+    texts: int = field(default=0, init=False)  #: of what was sent, the ids of letters
 
     def next_token(self) -> int:
-        """The prompt's ids, over and over; before ``min_tokens`` its end ids are passed over, as if masked."""
+        """The next of the cycle; before ``min_tokens`` end ids are passed over, as if masked."""
         token = next(self.cycle)
         if self.sent >= self.submit.min_tokens:
             return token
@@ -47,12 +52,14 @@ def logprobs(token: int, count: int, vocab: int) -> tuple[float, tuple[TopLogpro
 class Engine:
     """Admission by rows and pages, then one step at a time. Says what to send; sends nothing itself."""
 
-    def __init__(self, rows: int, kv_tokens: int, page_size: int, context: int, vocab: int) -> None:
+    def __init__(
+        self, rows: int, kv_tokens: int, page_size: int, models: Mapping[str, Hosted], options: Options
+    ) -> None:
         self._rows = rows
         self._pages = kv_tokens // page_size
         self._page_size = page_size
-        self._context = context
-        self._vocab = vocab
+        self._models = models
+        self._options = options
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
         self._steps = 0
@@ -63,13 +70,21 @@ class Engine:
     def busy(self) -> bool:
         return bool(self._running or self._waiting)
 
-    def submit(self, request: int, submit: Submit) -> Error | None:
+    def submit(self, request: int, submit: Submit, attachment: bytes | None = None) -> Error | None:
         """Queues it, or says why not."""
+        model = self._models.get(submit.model)
+        if model is None:
+            return Error("invalid_request", f"this worker does not host the model '{submit.model}'", param="model")
         total = len(submit.ids) + submit.max_tokens
         pages = -(-total // self._page_size)
-        if total > self._context or pages > self._pages:
+        if total > model.context_length or pages > self._pages:
             return Error("context_length_exceeded", f"{total} positions do not fit", param="max_tokens")
-        self._waiting.append(Request(request, submit, pages))
+        try:
+            heard = model.speech(submit, attachment)
+        except RequestError as error:
+            return Error(error.code, str(error), error.param)
+        tokens = itertools.cycle(submit.ids if heard is None else model.transcript(heard, self._options.unfinished))
+        self._waiting.append(Request(request, submit, pages, heard, tokens))
         return None
 
     def abort(self, request: int) -> Done | None:
@@ -108,6 +123,7 @@ class Engine:
             else:
                 rows.append(self._row(request, token))
                 request.sent += 1
+                request.texts += token in speech.LETTERS
                 if request.sent == request.submit.max_tokens:
                     done = self._done(request, "length", None)
             if done is not None:
@@ -119,15 +135,20 @@ class Engine:
         count = request.submit.logprobs
         if count is None:
             return TokenRow(request.id, request.sent, token)
-        return TokenRow(request.id, request.sent, token, *logprobs(token, count, self._vocab))
+        vocab = self._models[request.submit.model].vocab_size
+        return TokenRow(request.id, request.sent, token, *logprobs(token, count, vocab))
 
     def _done(self, request: Request, reason: str, stop_id: int | None) -> Done:
         count = request.submit.prompt_logprobs
         prompt: list[PromptLogprob] | None = None
         if count is not None:
-            prompt = [None, *(logprobs(token, count, self._vocab) for token in request.submit.ids[1:])]
+            vocab = self._models[request.submit.model].vocab_size
+            prompt = [None, *(logprobs(token, count, vocab) for token in request.submit.ids[1:])]
         completion = request.sent + (stop_id is not None)
-        return Done(reason, stop_id, len(request.submit.ids), completion, 0, prompt)
+        asr: AsrResult | None = None
+        if request.speech is not None:
+            asr = speech.result(request.speech, request.texts, request.submit.temperature, self._options.doubt)
+        return Done(reason, stop_id, len(request.submit.ids), completion, 0, prompt, asr)
 
     def stats(self) -> Stats:
         """Gauges of now and counters since the start."""

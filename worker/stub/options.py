@@ -2,6 +2,8 @@
 
 - ``step_ms`` (0): how long a step takes
 - ``load_ms`` (0): how long loading takes; progress is reported ten times
+- ``doubt`` (0): audio that is transcribed at a temperature below this gets an ``avg_logprob`` of -2, else of -0.25
+- ``unfinished`` (false): a full window of audio ends within its last segment, without a timestamp
 - ``fault``: an object with the keys below
 
 A fault has
@@ -60,6 +62,8 @@ class Options:
 
     step_ms: float = 0
     load_ms: float = 0
+    doubt: float = 0
+    unfinished: bool = False
     fault: Fault | None = None
 
     @classmethod

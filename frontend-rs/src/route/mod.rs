@@ -1,5 +1,6 @@
 //! From validated token-id requests to workers and back.
 
+mod asr;
 pub mod envelope;
 mod gauges;
 mod receive;
@@ -9,6 +10,7 @@ mod sequence;
 mod table;
 mod worker;
 
+pub use asr::{AsrResult, AsrWindow, Pcm};
 pub use receive::Notice;
 pub use request::*;
 pub use router::Router;

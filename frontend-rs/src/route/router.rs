@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 
@@ -22,6 +23,9 @@ use crate::model::ModelEntry;
 const RETRY_AFTER_S: u64 = 1;
 /// The same where a worker has to start.
 const RETRY_AFTER_START_S: u64 = 5;
+
+/// A worker takes messages out of its arena without a sign. This long after it had no room it is asked again.
+const FULL_PAUSE: Duration = Duration::from_millis(2);
 
 /// Cheap to clone; all clones are one router.
 #[derive(Clone)]
@@ -45,6 +49,8 @@ pub(super) struct State {
     queue: VecDeque<RequestId>,
     pub(super) workers: Vec<Worker>,
     draining: bool,
+    /// Somebody asks full workers again soon.
+    asking_again: bool,
 }
 
 impl State {
@@ -115,7 +121,29 @@ impl Router {
 
     /// Messages that found no room go now, if there is some.
     pub fn pump(&self) {
-        self.shared.pump(&mut self.shared.lock());
+        let mut state = self.shared.lock();
+        self.shared.pump(&mut state);
+        self.ask_again(&mut state);
+    }
+
+    /// Sees to it that sequences that wait for room in an arena are tried again soon: audio fills one quickly, and its
+    /// worker empties it as quickly.
+    pub(super) fn ask_again(&self, state: &mut State) {
+        let waiting = !state.queue.is_empty() && state.workers.iter().any(Worker::is_full);
+        if !waiting || state.asking_again {
+            return;
+        }
+        // Without a runtime the supervisor's tick is what is left.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            return;
+        };
+        state.asking_again = true;
+        let router = self.clone();
+        runtime.spawn(async move {
+            tokio::time::sleep(FULL_PAUSE).await;
+            router.shared.lock().asking_again = false;
+            router.pump();
+        });
     }
 
     /// A life of a worker has ended. Its sequences that have sent nothing yet are given to another worker, once; the
@@ -216,6 +244,7 @@ impl Router {
         state.queue.push_back(id);
         self.shared.live.send_replace(state.table.len());
         self.shared.pump(&mut state);
+        self.ask_again(&mut state);
         let shared = self.shared.clone();
         let abort = AbortOnDrop::new(move || shared.client_left(id));
         Ok(Generation::buffered(receiver, abort, buffered))
@@ -292,7 +321,8 @@ impl Shared {
         };
         let State { table, workers, .. } = state;
         let (sequence, worker) = (table.get_mut(id)?, &mut workers[index]);
-        match worker.try_send(&ToWorker::Submit(sequence.submit()), id.to_wire()) {
+        let submit = ToWorker::Submit(sequence.submit());
+        match worker.try_send(&submit, id.to_wire(), sequence.attachment()) {
             Ok(()) => {
                 worker.in_flight += 1;
                 sequence.place = Place::Worker(index);

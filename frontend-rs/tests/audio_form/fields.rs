@@ -3,8 +3,9 @@
 use axum::body::Body;
 use denizen_frontend::audio::{decode, Limits};
 use denizen_frontend::http::multipart::{
-    Chunking, Granularities, ResponseFormat, Task, VoiceActivity,
+    Chunking, Granularities, ResponseFormat, VoiceActivity,
 };
+use denizen_frontend::speech::Task;
 
 use crate::support::{accepted, body, post_body, refused, send, text, Part, BOUNDARY, FILE, MODEL};
 

@@ -66,8 +66,8 @@ def attention_matrix(
     looks: list[torch.Tensor] = []
     last = max(layer for layer, _ in heads)
     for index, layer in enumerate(weights.decoder[: last + 1]):
-        qkv = layer.qkv(_norm(x, layer.attention_norm)).view(-1, 3, count, dim).permute(1, 2, 0, 3)
-        out = scaled_dot_product_attention(*qkv.unbind(0), is_causal=True)
+        mixed = layer.qkv(_norm(x, layer.attention_norm)).view(-1, 3, count, dim).transpose(0, 2)
+        out = scaled_dot_product_attention(mixed[:, 0], mixed[:, 1], mixed[:, 2], is_causal=True)
         x = x + layer.output(out.transpose(0, 1).reshape(-1, width))
         query = layer.cross_query(_norm(x, layer.cross_norm)).view(-1, count, dim).transpose(0, 1)
         keys, values = (part.transpose(0, 1) for part in context.layer(index))

@@ -38,7 +38,7 @@ class Decoder:
         """
         weights = self._weights
         # Rows that run past their end, and padding, stand where they like: any position that there is serves them.
-        positions = batch.positions.clamp(max=self._config.target_positions - 1)
+        positions = batch.positions.clamp(0, self._config.target_positions - 1)
         residual = weights.embedding[batch.token_ids] + weights.decoder_positions[positions]
         delta = None  # what the last layer adds to the residual: the next norm adds it
         own, cross = batch.attention[SELF], batch.attention[CROSS]
@@ -66,7 +66,7 @@ class Decoder:
         shape = (-1, self._config.decoder_heads, self._config.head_dim)
         key, value = None, None
         if sound is not None:
-            key, value = (part.unflatten(1, shape[1:]) for part in layer.cross_kv(sound).chunk(2, dim=1))
+            key, value = layer.cross_kv(sound).view(-1, 2, *shape[1:]).unbind(1)
         query = layer.cross_query(x).view(shape)
         out = step.run(index, query, key, value, self._config.head_dim**-0.5)
         return layer.cross_output.summands(out.view(x.shape))

@@ -79,7 +79,7 @@ class WhisperModel:
 
     def check(self, speech: Speech) -> None:
         """Raises :class:`RequestError` for a prompt or options that cannot be a transcript's."""
-        rules.check(speech, self.ids, self.vocab_size)
+        rules.check(speech, self.ids)
 
     def row_inputs(self, speech: Speech) -> Mapping[str, np.ndarray]:
         """The window, and where the transcript stands."""

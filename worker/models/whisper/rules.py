@@ -14,7 +14,6 @@ from denizen.kernels.transcription_rules import (
     LANGUAGE,
     LAST,
     MODE,
-    MOST_FORCED,
     NOT_FIRST,
     OUTPUTS,
     STAMP,
@@ -63,7 +62,7 @@ def start_of(prompt: np.ndarray, ids: Ids) -> int:
     return int(found[-1]) if len(found) else 0
 
 
-def check(speech: Speech, ids: Ids, size: int) -> None:
+def check(speech: Speech, ids: Ids) -> None:
     """Raises :class:`RequestError` for a prompt or options that the rules do not cover."""
     options, prompt = speech.options, speech.prompt
     if not (prompt == ids.start).any():
@@ -78,12 +77,6 @@ def check(speech: Speech, ids: Ids, size: int) -> None:
             f"with detect the prompt must end with {ids.start}, the start of the transcript; "
             "give what follows the language as forced",
             param="ids",
-        )
-    if not options.detect and options.forced:
-        raise RequestError("forced ids follow a detected language; put them at the end of ids instead", param="asr")
-    if len(options.forced) > MOST_FORCED or any(token >= size for token in options.forced):
-        raise RequestError(
-            f"forced may hold at most {MOST_FORCED} ids below {size}; it has {list(options.forced)}", param="asr"
         )
     if options.timestamps == (ids.no_timestamps in (*prompt[-1:].tolist(), *options.forced)):
         raise RequestError(

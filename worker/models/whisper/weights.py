@@ -42,15 +42,9 @@ class DecoderLayer(Layer):
 
 
 @dataclass
-class Convolution:
-    weight: torch.Tensor  #: ``[out, in, 3]``
-    bias: torch.Tensor
-
-
-@dataclass
 class Weights:
-    conv1: Convolution
-    conv2: Convolution
+    conv1: Linear  #: of three frames of the spectrogram, one after the other
+    conv2: Linear  #: of three of its outputs
     encoder_positions: torch.Tensor  #: ``[source positions, d_model]``
     encoder: list[Layer]
     encoder_norm: Norm
@@ -67,11 +61,10 @@ def load_weights(config: WhisperConfig, loader: WeightLoader) -> Weights:
     embedding = loader.tensor("model.decoder.embed_tokens.weight", (config.vocab_size, width))
     loader.skip(["proj_out.weight"])
 
-    def convolution(name: str, inputs: int) -> Convolution:
+    def convolution(name: str, inputs: int) -> Linear:
         prefix = f"model.encoder.{name}"
-        return Convolution(
-            loader.tensor(f"{prefix}.weight", (width, inputs, 3)), loader.tensor(f"{prefix}.bias", (width,))
-        )
+        kernel = loader.tensor(f"{prefix}.weight", (width, inputs, 3))
+        return Linear(kernel.transpose(1, 2).reshape(width, -1), loader.tensor(f"{prefix}.bias", (width,)))
 
     weights = Weights(
         conv1=convolution("conv1", config.num_mel_bins),

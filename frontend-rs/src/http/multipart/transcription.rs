@@ -7,17 +7,9 @@ use serde_json::Value;
 use super::super::error::ApiError;
 use super::form::Form;
 use crate::audio::{language, AudioError};
+use crate::speech::Task;
 
 pub use super::form::Upload;
-
-/// What is to be written down.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Task {
-    /// What is said, in its own language.
-    Transcribe,
-    /// What is said, in English.
-    Translate,
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ResponseFormat {
