@@ -28,7 +28,7 @@ _FORMATS: dict[Kind, tuple[int, int]] = {
 
 def wav(samples: np.ndarray, rate: int = RATE, kind: Kind = "s16") -> bytes:
     """A WAV file. `samples` in [-1, 1): `[frames]`, or `[frames, channels]`."""
-    frames = samples.reshape(len(samples), -1)
+    frames = samples[:, None] if samples.ndim == 1 else samples
     tag, bits = _FORMATS[kind]
     block = frames.shape[1] * bits // 8
     head = struct.pack("<HHIIHH", tag, frames.shape[1], rate, rate * block, block, bits)
