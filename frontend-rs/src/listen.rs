@@ -82,7 +82,7 @@ impl Windows {
             prompt: attempt.prompt,
             max_tokens: attempt.max_tokens,
             min_tokens: 0,
-            stop_ids: speech.map(|speech| vec![speech.eot]).unwrap_or_default(),
+            stop_ids: speech.filter(|_| !attempt.ignore_eos).map(|speech| vec![speech.eot]).unwrap_or_default(),
             sampling: Sampling {
                 temperature: attempt.temperature,
                 top_k: 0,

@@ -71,7 +71,8 @@ impl<L: Listener> Job<'_, L> {
             let room = context.saturating_sub(prompt.len() as u32);
             let attempt = Attempt {
                 audio: audio.clone(),
-                max_tokens: (context / 2 + given).min(room).max(1),
+                max_tokens: (settings.max_tokens + given).min(room).max(1),
+                ignore_eos: settings.ignore_eos,
                 prompt,
                 detect,
                 forced,
@@ -94,7 +95,7 @@ impl<L: Listener> Job<'_, L> {
                 language,
                 heard,
             };
-            let done = this.is_plausible();
+            let done = settings.ignore_eos || this.is_plausible();
             settled = Some(this);
             if done {
                 break;

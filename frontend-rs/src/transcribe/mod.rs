@@ -50,6 +50,10 @@ pub struct Settings {
     pub prompt: Vec<u32>,
     /// Where the fallback ladder starts.
     pub temperature: f32,
+    /// Most tokens of a window.
+    pub max_tokens: u32,
+    /// Each window gives exactly that many: nothing is taken for silence, and nothing is listened to twice.
+    pub ignore_eos: bool,
     pub words: bool,
     pub mode: Mode,
     pub seed: u64,
@@ -71,6 +75,8 @@ pub struct Attempt {
     pub audio: Range<usize>,
     pub prompt: Vec<u32>,
     pub max_tokens: u32,
+    /// The end of text does not end it.
+    pub ignore_eos: bool,
     /// The first output token is the language, and `forced` follows it.
     pub detect: bool,
     pub forced: Vec<u32>,

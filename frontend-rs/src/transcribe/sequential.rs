@@ -31,7 +31,8 @@ impl<L: Listener> Job<'_, L> {
             // The last window has the samples that fill no frame.
             let end = if seek + size == frames { clip.end } else { start + size * HOP };
             let audio = start..end.min(start + super::WINDOW);
-            if !self.voice.possible_in(audio.clone()) {
+            let forced = self.settings.ignore_eos;
+            if !forced && !self.voice.possible_in(audio.clone()) {
                 Self::count(&self.tally.silent);
                 seek += size;
                 report(&[], start + size * HOP);
@@ -39,7 +40,7 @@ impl<L: Listener> Job<'_, L> {
             }
             let settled = self.window(audio, &previous, language).await?;
             language = language.or(settled.language);
-            if settled.is_silent() {
+            if !forced && settled.is_silent() {
                 Self::count(&self.tally.silent);
                 seek += size;
                 report(&[], start + size * HOP);
@@ -47,11 +48,11 @@ impl<L: Listener> Job<'_, L> {
             }
             let parts = split(&settled.heard.tokens, self.speech, size);
             let mut found = self.passages(&settled, &parts, start);
-            let mut advance = parts.advance;
+            let mut advance = if forced { size } else { parts.advance };
             if self.settings.words {
                 let aligned = self.aligned(&settled);
                 words::assign(aligned, &mut found, self.speech, &mut last_word_end_s, start);
-                if let (false, Some(end)) = (parts.whole, words::end(&found)) {
+                if let (false, Some(end)) = (parts.whole || forced, words::end(&found)) {
                     let spoken = end - start as f64 / f64::from(SAMPLE_RATE);
                     if spoken > 0.0 {
                         advance = ((spoken * FRAMES_A_SECOND).round() as usize).clamp(1, size);

@@ -42,6 +42,8 @@ fn settings() -> Settings {
         language: Some("en"),
         prompt: Vec::new(),
         temperature: 0.0,
+        max_tokens: 224,
+        ignore_eos: false,
         words: false,
         mode: Mode::Sequential,
         seed: 1,
@@ -370,4 +372,16 @@ fn without_times_there_are_no_words_and_nothing_breaks() {
     let outcome = run(&settings, &all(10.0), |_, _| said(&[(0.0, " a b", 4.0)], false));
     assert_eq!(words(&outcome.transcript), []);
     assert_eq!(outcome.transcript.text(), "a b");
+}
+
+#[test]
+fn forced_lengths_are_kept_whatever_is_heard() {
+    let mut settings = settings();
+    (settings.max_tokens, settings.ignore_eos) = (27, true);
+    let nonsense = Heard { avg_logprob: -9.0, no_speech: 0.9, ..said(&[(0.0, &" um".repeat(20), 2.0)], true) };
+    let quiet = voice(&[], 40 * S);
+    let outcome = run(&settings, &quiet, |_, _| nonsense.clone());
+    let asked: Vec<_> = outcome.asked.iter().map(|a| (a.audio.clone(), a.max_tokens, a.ignore_eos)).collect();
+    assert_eq!(asked, [(0..30 * S, 27, true), (30 * S..40 * S, 27, true)], "each window once, none skipped");
+    assert_eq!(outcome.tally.fallbacks.into_inner(), 0);
 }

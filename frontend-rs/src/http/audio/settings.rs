@@ -24,6 +24,11 @@ pub fn settle(form: &Transcription, model: &ModelEntry) -> Result<Settings, ApiE
         let message = "'include' 'logprobs' is not supported; 'verbose_json' has 'avg_logprob' of each segment";
         return Err(ApiError::unsupported("include", message));
     }
+    let most = model.context / 2;
+    if let Some(asked) = form.max_tokens.filter(|asked| *asked > most) {
+        let message = format!("'max_tokens' is {asked}, but a window of this model has at most {most} tokens");
+        return Err(ApiError::invalid("max_tokens", message));
+    }
     let prompt = form.prompt.as_deref().map(|prompt| speech.encode(&model.text, prompt));
     let prompt = prompt.transpose().map_err(|e| {
         ApiError::invalid("prompt", format!("'prompt' could not be tokenized: {e}"))
@@ -33,6 +38,8 @@ pub fn settle(form: &Transcription, model: &ModelEntry) -> Result<Settings, ApiE
         language: form.language,
         prompt: prompt.unwrap_or_default(),
         temperature: form.temperature.unwrap_or(0.0),
+        max_tokens: form.max_tokens.unwrap_or(most),
+        ignore_eos: form.ignore_eos,
         words: form.granularities.word,
         mode: mode(form.chunking),
         seed: rand::random(),
