@@ -12,6 +12,8 @@ Examples:
       a model from the Hugging Face hub, on one GPU
   denizen serve --model small=./SmolLM2 --model big=./Qwen3.5-2B@cuda:1 --devices cuda:0,cuda:1
       two local models: 'small' on both GPUs, 'big' on the second
+  denizen transcribe talk.mp3 --format srt
+      subtitles of an audio file
   denizen doctor
       what this machine offers, and what is missing";
 
@@ -27,6 +29,8 @@ pub struct Cli {
 pub enum Command {
     /// Serve models over HTTP
     Serve(Box<ServeArgs>),
+    /// Write down what audio files say, without a server
+    Transcribe(Box<TranscribeArgs>),
     /// Show what this machine offers and what is missing
     Doctor(DoctorArgs),
 }
@@ -137,6 +141,49 @@ pub struct ServeArgs {
 }
 
 #[derive(Debug, Args)]
+pub struct TranscribeArgs {
+    /// Audio files: WAV, FLAC, MP3, OGG, Opus, WebM, M4A, AAC
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// A Whisper checkpoint: a folder or a hub id [default: openai/whisper-large-v3-turbo with a GPU, else
+    /// openai/whisper-base]
+    #[arg(long, value_name = "PATH_OR_HUB_ID")]
+    pub model: Option<String>,
+    /// What to write
+    #[arg(long, value_name = "FORMAT", default_value = "text", value_parser = ["text", "srt", "vtt", "json", "verbose_json"])]
+    pub format: String,
+    /// Spoken language, such as de or german; found out by default
+    #[arg(long)]
+    pub language: Option<String>,
+    /// Write down what is said, or translate it into English
+    #[arg(long, default_value = "transcribe", value_parser = ["transcribe", "translate"])]
+    pub task: String,
+    /// Folder for one text file per audio file; stdout by default
+    #[arg(long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+    /// Give each word its times; verbose_json shows them
+    #[arg(long)]
+    pub word_timestamps: bool,
+    /// Cut long audio at pauses and write down all pieces at once; faster, but no piece knows the text before it
+    #[arg(long)]
+    pub parallel: bool,
+    /// Devices to use: cpu, or cuda:0,cuda:1,…; auto takes every GPU if FlashInfer is installed, else cpu
+    #[arg(long, value_name = "DEVICES", default_value = "auto")]
+    pub devices: String,
+    /// Python interpreter for the workers [default: the one of VIRTUAL_ENV, else the one beside this program]
+    #[arg(long, value_name = "PATH")]
+    pub python: Option<PathBuf>,
+
+    /// error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL", default_value = "warn", value_parser = ["error", "warn", "info", "debug", "trace"])]
+    pub log_level: String,
+
+    /// Module that workers run
+    #[arg(long, default_value = "denizen.worker", hide = true)]
+    pub worker_module: String,
+}
+
+#[derive(Debug, Args)]
 pub struct DoctorArgs {
     /// Python interpreter to look at [default: the one of VIRTUAL_ENV, else the one beside this program]
     #[arg(long, value_name = "PATH")]
@@ -154,5 +201,19 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         super::Cli::command().debug_assert();
+    }
+
+    /// `DENIZEN_WRITE_HELP=1` writes the file anew.
+    #[test]
+    fn help_of_transcribe_is_as_it_was_read_over() {
+        let mut command = super::Cli::command().term_width(100);
+        command.build();
+        let transcribe = command.find_subcommand_mut("transcribe").expect("the command");
+        let help = transcribe.render_help().to_string();
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/assets/transcribe-help.txt");
+        if std::env::var_os("DENIZEN_WRITE_HELP").is_some() {
+            std::fs::write(path, &help).unwrap();
+        }
+        assert_eq!(help, std::fs::read_to_string(path).unwrap());
     }
 }

@@ -12,7 +12,7 @@
 //! - `listen`: windows of audio through the router
 //! - `route`: least-loaded choice of a worker, envelopes, requests in flight
 //! - `supervise`: worker processes: start, heartbeat, restart, drain
-//! - `cli`, `config`, `serve`, `doctor`: the commands; `fetch`, `checkpoint`, `python`, `gpu`: what they look at first
+//! - `cli`, `config`, `serve`, `scribe`, `doctor`: the commands; `launch`: what two of them share; `fetch`, `checkpoint`, `python`, `gpu`: what they look at first
 
 pub mod audio;
 pub mod chat;
@@ -22,6 +22,7 @@ pub mod config;
 pub mod doctor;
 mod fetch;
 mod gpu;
+mod launch;
 pub mod listen;
 pub mod http;
 pub mod metrics;
@@ -29,6 +30,7 @@ pub mod model;
 pub mod progress;
 mod python;
 pub mod route;
+pub mod scribe;
 pub mod serve;
 mod shutdown;
 pub mod speech;
