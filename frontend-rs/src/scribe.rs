@@ -130,6 +130,8 @@ fn settings(args: &TranscribeArgs, model: &ModelEntry, speech: &SpeechModel) -> 
         language: language.transpose()?,
         prompt: Vec::new(),
         temperature: 0.0,
+        max_tokens: model.context / 2,
+        ignore_eos: false,
         words: args.word_timestamps,
         mode: if args.parallel { Mode::Parallel(Pauses::default()) } else { Mode::Sequential },
         seed: 0,
