@@ -165,31 +165,32 @@ def test_translation_of_english_is_english(base_ears: Running, clips: list[Clip]
 
 
 def test_p30_a_worker_that_is_killed_in_mid_transcription(
-    serve: Serve, tiny_ears_model: Path, long_file: bytes, clips: list[Clip]
+    serve: Serve, tiny_ears_model: Path, clips: list[Clip]
 ) -> None:
     server = serve([*CPU, *THREADS, "--model", f"ears={tiny_ears_model}"], model="ears")
 
-    def whole(_: int) -> tuple[int, dict[str, Any]]:
-        response = post(server, long_file)
-        return response.status_code, response.json()
+    samples, _ = join([clip.pcm for clip in clips], 60)
+    file = wav(samples)
 
-    def streamed(_: int) -> list[dict[str, Any]]:
-        return list(events(server, long_file))
+    def whole(_: int) -> dict[str, Any]:
+        answer: dict[str, Any] = post(server, file).json()
+        return answer
+
+    def streamed(_: int) -> dict[str, Any]:
+        return list(events(server, file))[-1]
 
     with ThreadPoolExecutor(4) as pool:
-        answers = [pool.submit(whole, number) for number in range(2)]
-        streams = [pool.submit(streamed, number) for number in range(2)]
-        eventually(lambda: running(server) > 0, "transcriptions run")
+        futures = [pool.submit(ask, number) for ask in (whole, streamed) for number in range(2)]
+        eventually(lambda: running(server) > 1, "transcriptions run")
         [worker] = server.workers()
         os.kill(worker, signal.SIGKILL)
-        for future in answers:
-            status, body = future.result(timeout=120)
-            assert status >= 500
-            assert body["error"]["code"] == "worker_died"
-            assert body["error"]["message"]
-        for stream in streams:
-            last = stream.result(timeout=120)[-1]
-            assert last["error"]["code"] == "worker_died"
+        ends = [future.result(timeout=200) for future in futures]
+    died = [end["error"] for end in ends if "error" in end]
+    assert len(died) >= 2, "those that ran"
+    assert {error["code"] for error in died} == {"worker_died"}
+    assert all(error["message"] for error in died)
+    # Between two windows a file has nothing to lose: it waits for the next worker.
+    assert all(end["text"].count("himself") == 2 for end in ends if "error" not in end)
     assert server.get("/health") == 200
     eventually(lambda: server.workers() not in ([], [worker]), "another worker is started")
     server.wait_ready(120)
@@ -202,7 +203,7 @@ def test_limits_of_uploads_are_named(serve: Serve, tiny_ears_model: Path) -> Non
     server = serve([*CPU, *THREADS, "--model", f"ears={tiny_ears_model}", *limits], model="ears")
     response = post(server, wav(np.zeros(700_000)))
     assert response.status_code == 413
-    assert "1 MiB" in response.json()["error"]["message"]
+    assert "1048576" in response.json()["error"]["message"]
     response = post(server, wav(np.zeros(8_000 * 21), rate=8_000))
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "audio_too_long"
