@@ -92,7 +92,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("--format", choices=("wav", "flac"), default="flac", help="synthetic uploads (%(default)s)")
     parser.add_argument("--requests", type=positive_int, metavar="N", help="a pass (default: each clip once)")
-    parser.add_argument("--language", help="of clips whose manifest names none (default: the server detects it)")
+    parser.add_argument("--language", help="of clips that name none (default: the server detects it)")
     parser.add_argument(
         "--response-format",
         choices=("json", "text", "verbose_json", "srt", "vtt"),
@@ -153,16 +153,11 @@ def _measure(options: argparse.Namespace, report: Report, scratch: Path) -> list
 
 def prepare(options: argparse.Namespace, scratch: Path) -> list[Clip]:
     """The clips that the options ask for, those that are made in `scratch`."""
-    if options.data is None:
-        return synthetic.make(
-            scratch,
-            options.clips or SYNTHETIC_CLIPS,
-            options.seconds,
-            options.format,
-            options.seed,
-            options.synthetic_from,
-        )
-    found = clips.read(options.data)[: options.clips]
+    if options.data is not None:
+        found = clips.read(options.data)[: options.clips]
+    else:
+        count = options.clips or SYNTHETIC_CLIPS
+        found = synthetic.make(scratch, count, options.seconds, options.format, options.seed, options.synthetic_from)
     if options.language:
         found = [dataclasses.replace(clip, language=clip.language or options.language) for clip in found]
     return found

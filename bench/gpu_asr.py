@@ -144,7 +144,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--data", type=Path, metavar="PATH", help="real recordings, as for `asr`; lengths are not forced"
     )
-    parser.add_argument("--language", help="of recordings whose manifest names none")
+    parser.add_argument("--language", default="en", help="of clips that name none (default: %(default)s)")
     parser.add_argument(
         "--synthetic-from", type=Path, nargs="+", metavar="FILE", help="cut the clips from 16 kHz recordings"
     )

@@ -99,7 +99,8 @@ def test_a_language_is_sent_only_if_one_is_known(tmp_path: Path) -> None:
     with hearing() as peer:
         bench(peer, tmp_path, "--data", str(folder))
         bench(peer, tmp_path, "--data", str(folder), "--language", "de")
-    assert [upload.fields.get("language") for upload in peer.uploads] == [None, None, "de", "de"]
+        bench(peer, tmp_path, "--synthetic", "--clips", "1", "--language", "fr")
+    assert [upload.fields.get("language") for upload in peer.uploads] == [None, None, "de", "de", "fr", "fr"]
 
 
 def test_wrong_words_and_invented_ones_are_counted(
