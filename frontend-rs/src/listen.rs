@@ -136,7 +136,10 @@ impl Listener for Windows {
                     return Ok(heard);
                 }
                 Some(Event::Failed(failure)) => return Err(failure.into()),
-                Some(Event::Done { reason: FinishReason::Abort, .. }) => {
+                Some(Event::Done {
+                    reason: FinishReason::Abort,
+                    ..
+                }) => {
                     let message = "the server gave up this request; send it again";
                     return Err(failed("aborted", message).into());
                 }

@@ -10,13 +10,23 @@ use crate::transcribe::{Mode, Pauses, Settings};
 pub fn settle(form: &Transcription, model: &ModelEntry) -> Result<Settings, ApiError> {
     let speech = model.speech.as_ref().ok_or_else(|| deaf(model))?;
     if form.task == Task::Translate && !speech.multilingual {
-        let message = format!("the model '{}' knows English alone and cannot translate", model.name);
+        let message = format!(
+            "the model '{}' knows English alone and cannot translate",
+            model.name
+        );
         return Err(ApiError::invalid("model", message).code("unsupported_model"));
     }
     if let Some(code) = form.language {
-        let known = if speech.multilingual { speech.language_id(code).is_some() } else { code == "en" };
+        let known = if speech.multilingual {
+            speech.language_id(code).is_some()
+        } else {
+            code == "en"
+        };
         if !known {
-            let message = format!("the model '{}' does not know the language '{code}'", model.name);
+            let message = format!(
+                "the model '{}' does not know the language '{code}'",
+                model.name
+            );
             return Err(ApiError::invalid("language", message));
         }
     }
@@ -24,7 +34,10 @@ pub fn settle(form: &Transcription, model: &ModelEntry) -> Result<Settings, ApiE
         let message = "'include' 'logprobs' is not supported; 'verbose_json' has 'avg_logprob' of each segment";
         return Err(ApiError::unsupported("include", message));
     }
-    let prompt = form.prompt.as_deref().map(|prompt| speech.encode(&model.text, prompt));
+    let prompt = form
+        .prompt
+        .as_deref()
+        .map(|prompt| speech.encode(&model.text, prompt));
     let prompt = prompt.transpose().map_err(|e| {
         ApiError::invalid("prompt", format!("'prompt' could not be tokenized: {e}"))
     })?;
