@@ -202,18 +202,4 @@ mod tests {
     fn the_command_line_is_consistent() {
         super::Cli::command().debug_assert();
     }
-
-    /// `DENIZEN_WRITE_HELP=1` writes the file anew.
-    #[test]
-    fn help_of_transcribe_is_as_it_was_read_over() {
-        let mut command = super::Cli::command().term_width(100);
-        command.build();
-        let transcribe = command.find_subcommand_mut("transcribe").expect("the command");
-        let help = transcribe.render_help().to_string();
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/assets/transcribe-help.txt");
-        if std::env::var_os("DENIZEN_WRITE_HELP").is_some() {
-            std::fs::write(path, &help).unwrap();
-        }
-        assert_eq!(help, std::fs::read_to_string(path).unwrap());
-    }
 }

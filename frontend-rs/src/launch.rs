@@ -60,40 +60,40 @@ impl Ground {
     /// Downloads what is missing, and reads the front end's side of the checkpoints.
     pub async fn prepare(&self, args: &ServeArgs) -> Result<Prepared, String> {
         let real = args.worker_module == "denizen.worker";
-    self.probe
-        .check(&self.python, real)
-        .map_err(|error| error.to_string())?;
-    let mut folders = Vec::new();
-    for spec in &self.specs {
-        folders.push(fetch::resolve(&self.python, &spec.source).await?);
-    }
-    let (mut models, mut tokenizers) = (Vec::new(), BTreeMap::new());
-    for (spec, folder) in self.specs.iter().zip(&folders) {
-        checkpoint::check(folder, &self.probe.architectures)?;
-        let (name, path, limit) = (spec.name.clone(), folder.clone(), args.max_context);
-        let load = move || ModelEntry::load(&name, &path, limit);
-        let model = tokio::task::spawn_blocking(load)
-            .await
-            .map_err(|error| format!("{}: {error}", folder.display()))?
+        self.probe
+            .check(&self.python, real)
             .map_err(|error| error.to_string())?;
-        tokenizers.insert(spec.name.clone(), model.text.tokenizer_sha256.clone());
-        models.push(Arc::new(model));
-    }
-    let limits = args.hang_limit.map_or_else(Limits::default, |limit| {
-        Limits::all(Duration::from_secs(limit.into()))
-    });
-    let launch = Launch {
-        python: self.python.clone(),
-        module: args.worker_module.clone(),
-        tokenizers,
-        log_level: worker_log_level(&args.log_level).to_owned(),
-        limits,
-    };
-    Ok(Prepared {
-        folders,
-        models,
-        launch,
-    })
+        let mut folders = Vec::new();
+        for spec in &self.specs {
+            folders.push(fetch::resolve(&self.python, &spec.source).await?);
+        }
+        let (mut models, mut tokenizers) = (Vec::new(), BTreeMap::new());
+        for (spec, folder) in self.specs.iter().zip(&folders) {
+            checkpoint::check(folder, &self.probe.architectures)?;
+            let (name, path, limit) = (spec.name.clone(), folder.clone(), args.max_context);
+            let load = move || ModelEntry::load(&name, &path, limit);
+            let model = tokio::task::spawn_blocking(load)
+                .await
+                .map_err(|error| format!("{}: {error}", folder.display()))?
+                .map_err(|error| error.to_string())?;
+            tokenizers.insert(spec.name.clone(), model.text.tokenizer_sha256.clone());
+            models.push(Arc::new(model));
+        }
+        let limits = args.hang_limit.map_or_else(Limits::default, |limit| {
+            Limits::all(Duration::from_secs(limit.into()))
+        });
+        let launch = Launch {
+            python: self.python.clone(),
+            module: args.worker_module.clone(),
+            tokenizers,
+            log_level: worker_log_level(&args.log_level).to_owned(),
+            limits,
+        };
+        Ok(Prepared {
+            folders,
+            models,
+            launch,
+        })
     }
 
     /// Starts the workers.
@@ -154,4 +154,3 @@ fn cores() -> u32 {
     std::thread::available_parallelism()
         .map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX))
 }
-

@@ -82,7 +82,10 @@ impl Windows {
             prompt: attempt.prompt,
             max_tokens: attempt.max_tokens,
             min_tokens: 0,
-            stop_ids: speech.filter(|_| !attempt.ignore_eos).map(|speech| vec![speech.eot]).unwrap_or_default(),
+            stop_ids: speech
+                .filter(|_| !attempt.ignore_eos)
+                .map(|speech| vec![speech.eot])
+                .unwrap_or_default(),
             sampling: Sampling {
                 temperature: attempt.temperature,
                 top_k: 0,
@@ -136,7 +139,10 @@ impl Listener for Windows {
                     return Ok(heard);
                 }
                 Some(Event::Failed(failure)) => return Err(failure.into()),
-                Some(Event::Done { reason: FinishReason::Abort, .. }) => {
+                Some(Event::Done {
+                    reason: FinishReason::Abort,
+                    ..
+                }) => {
                     let message = "the server gave up this request; send it again";
                     return Err(failed("aborted", message).into());
                 }

@@ -1,6 +1,6 @@
 //! `denizen transcribe`: files to text without a server.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,7 +50,9 @@ pub async fn run(args: TranscribeArgs) -> Result<(), String> {
     let model = prepared.models[0].clone();
     let Some(speech) = &model.speech else {
         let name = &model.name;
-        return Err(format!("--model: {name} continues text and does not hear; give a Whisper checkpoint"));
+        return Err(format!(
+            "--model: {name} continues text and does not hear; give a Whisper checkpoint"
+        ));
     };
     let settings = settings(&args, &model, speech)?;
     let router = Router::new(serve.max_in_flight as usize);
@@ -59,23 +61,49 @@ pub async fn run(args: TranscribeArgs) -> Result<(), String> {
         outcome = write_all(&args, &outputs, &model, speech, &settings, &router, &mut started) => outcome,
         () = signals.next() => interrupted(),
     };
-    let patience = if outcome.is_ok() { CLOSE_PATIENCE } else { Duration::ZERO };
+    let patience = if outcome.is_ok() {
+        CLOSE_PATIENCE
+    } else {
+        Duration::ZERO
+    };
     started.supervisor.stop(patience).await;
     outcome
 }
 
 /// The workers are those of `denizen serve` with the same options.
 fn as_serve(args: &TranscribeArgs) -> Result<ServeArgs, String> {
-    let default = if gpu::count() > 0 && args.devices != "cpu" { ON_GPU } else { ON_CPU };
+    let default = if gpu::count() > 0 && args.devices != "cpu" {
+        ON_GPU
+    } else {
+        ON_CPU
+    };
     let model = args.model.as_deref().unwrap_or(default);
-    let mut words: Vec<std::ffi::OsString> = ["denizen", "serve", "--model", model, "--devices", &args.devices]
-        .map(Into::into)
-        .into();
-    words.extend(["--log-level", &args.log_level, "--worker-module", &args.worker_module].map(Into::into));
+    let mut words: Vec<std::ffi::OsString> = [
+        "denizen",
+        "serve",
+        "--model",
+        model,
+        "--devices",
+        &args.devices,
+    ]
+    .map(Into::into)
+    .into();
+    words.extend(
+        [
+            "--log-level",
+            &args.log_level,
+            "--worker-module",
+            &args.worker_module,
+        ]
+        .map(Into::into),
+    );
     if let Some(python) = &args.python {
         words.extend(["--python".into(), python.into()]);
     }
-    match Cli::try_parse_from(words).map_err(|error| error.to_string())?.command {
+    match Cli::try_parse_from(words)
+        .map_err(|error| error.to_string())?
+        .command
+    {
         Command::Serve(serve) => Ok(*serve),
         _ => unreachable!("the word 'serve' was given"),
     }
@@ -111,10 +139,21 @@ fn outputs(args: &TranscribeArgs) -> Result<Vec<Option<PathBuf>>, String> {
     Ok(outputs)
 }
 
-fn settings(args: &TranscribeArgs, model: &ModelEntry, speech: &SpeechModel) -> Result<Settings, String> {
-    let task = if args.task == "translate" { Task::Translate } else { Task::Transcribe };
+fn settings(
+    args: &TranscribeArgs,
+    model: &ModelEntry,
+    speech: &SpeechModel,
+) -> Result<Settings, String> {
+    let task = if args.task == "translate" {
+        Task::Translate
+    } else {
+        Task::Transcribe
+    };
     if task == Task::Translate && !speech.multilingual {
-        return Err(format!("--task translate: {} knows English alone and cannot translate", model.name));
+        return Err(format!(
+            "--task translate: {} knows English alone and cannot translate",
+            model.name
+        ));
     }
     let language = args.language.as_deref().map(|given| {
         let known = |code: &&str| match speech.multilingual {
@@ -133,7 +172,11 @@ fn settings(args: &TranscribeArgs, model: &ModelEntry, speech: &SpeechModel) -> 
         max_tokens: model.context / 2,
         ignore_eos: false,
         words: args.word_timestamps,
-        mode: if args.parallel { Mode::Parallel(Pauses::default()) } else { Mode::Sequential },
+        mode: if args.parallel {
+            Mode::Parallel(Pauses::default())
+        } else {
+            Mode::Sequential
+        },
         seed: 0,
     })
 }
@@ -149,8 +192,16 @@ async fn write_all(
 ) -> Result<(), String> {
     loaded(&mut started.events, started.workers).await?;
     let progress = Progress::of(Unit::Seconds);
-    let scribe = Scribe { model, speech, settings, router, progress: &progress };
-    let texts = stream::iter(&args.files).map(|file| scribe.file(file)).buffered(AT_ONCE);
+    let scribe = Scribe {
+        model,
+        speech,
+        settings,
+        router,
+        progress: &progress,
+    };
+    let texts = stream::iter(&args.files)
+        .map(|file| scribe.file(file))
+        .buffered(AT_ONCE);
     let mut texts = texts.zip(stream::iter(args.files.iter().zip(outputs)));
     let mut failed = 0;
     loop {
@@ -158,8 +209,11 @@ async fn write_all(
             next = texts.next() => next,
             why = fatal(&mut started.events) => return Err(why),
         };
-        let Some((transcript, (file, output))) = next else { break };
-        let written = transcript.and_then(|transcript| write(args, file, output.as_deref(), &transcript));
+        let Some((transcript, (file, output))) = next else {
+            break;
+        };
+        let written =
+            transcript.and_then(|transcript| write(args, file, output.as_deref(), &transcript));
         if let Err(error) = written {
             failed += 1;
             Terminal::line(&format!("{}: {error}", file.display()));
@@ -167,7 +221,10 @@ async fn write_all(
     }
     match failed {
         0 => Ok(()),
-        _ => Err(format!("{failed} of {} files could not be transcribed", args.files.len())),
+        _ => Err(format!(
+            "{failed} of {} files could not be transcribed",
+            args.files.len()
+        )),
     }
 }
 
@@ -177,10 +234,12 @@ async fn loaded(
     workers: usize,
 ) -> Result<(), String> {
     let progress = Progress::default();
-    let mut ready = std::collections::BTreeSet::new();
+    let mut ready = BTreeSet::new();
     while ready.len() < workers {
         match events.recv().await {
-            Some(WorkerEvent::Loading { load, .. }) => progress.update(&load.model, load.done, load.total),
+            Some(WorkerEvent::Loading { load, .. }) => {
+                progress.update(&load.model, load.done, load.total)
+            }
             Some(WorkerEvent::Ready { worker }) => drop(ready.insert(worker)),
             Some(WorkerEvent::Fatal(why)) => return Err(why),
             None => return Err("all workers have ended".to_owned()),
@@ -214,16 +273,31 @@ impl Scribe<'_> {
         let open = move || {
             let bytes = std::fs::read(&path).map_err(|error| error.to_string())?;
             // The user's own file may be as large and as long as it likes.
-            let limits = Limits { max_bytes: usize::MAX, max_seconds: f64::INFINITY, ..Limits::default() };
-            let recording = Recording::open(&bytes, &limits, || true).map_err(|error| error.to_string())?;
+            let limits = Limits {
+                max_bytes: usize::MAX,
+                max_seconds: f64::INFINITY,
+                ..Limits::default()
+            };
+            let recording =
+                Recording::open(&bytes, &limits, || true).map_err(|error| error.to_string())?;
             recording.ok_or_else(|| "decoding was given up".to_owned())
         };
-        let recording = tokio::task::spawn_blocking(open).await.map_err(|error| error.to_string())??;
-        let label = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy().into_owned();
+        let recording = tokio::task::spawn_blocking(open)
+            .await
+            .map_err(|error| error.to_string())??;
+        let label = file
+            .file_name()
+            .unwrap_or(file.as_os_str())
+            .to_string_lossy()
+            .into_owned();
         let seconds = |samples: usize| samples as u64 / u64::from(crate::audio::SAMPLE_RATE);
         let total = seconds(recording.pcm.len()).max(1);
         self.progress.update(&label, 0, total);
-        let listener = Windows::new(Arc::new(self.router.clone()), self.model.clone(), recording.pcm.clone());
+        let listener = Windows::new(
+            Arc::new(self.router.clone()),
+            self.model.clone(),
+            recording.pcm.clone(),
+        );
         let job = Job {
             model: self.model,
             speech: self.speech,
@@ -233,8 +307,14 @@ impl Scribe<'_> {
             duration_s: recording.duration_s,
             tally: &Tally::default(),
         };
-        let mut report = |_: &[_], samples| self.progress.update(&label, seconds(samples).min(total), total);
-        let transcript = job.run(&mut report).await.map_err(|error| error.to_string());
+        let mut report = |_: &[_], samples| {
+            self.progress
+                .update(&label, seconds(samples).min(total), total)
+        };
+        let transcript = job
+            .run(&mut report)
+            .await
+            .map_err(|error| error.to_string());
         self.progress.update(&label, total, total);
         transcript
     }
@@ -255,7 +335,9 @@ fn write(
         _ => format!("{}\n", transcript.verbose_json(true)),
     };
     match output {
-        Some(output) => std::fs::write(output, text).map_err(|error| format!("{}: {error}", output.display())),
+        Some(output) => {
+            std::fs::write(output, text).map_err(|error| format!("{}: {error}", output.display()))
+        }
         None => {
             if args.files.len() > 1 {
                 Terminal::say(&format!("==> {} <==", file.display()));
@@ -282,7 +364,10 @@ mod tests {
     fn files_go_to_the_folder_under_their_own_names() {
         let args = args(&["a/x.wav", "b/y.z.mp3", "--output", "out", "--format", "srt"]);
         let outputs = outputs(&args).unwrap();
-        assert_eq!(outputs, [Some("out/x.srt".into()), Some("out/y.z.srt".into())]);
+        assert_eq!(
+            outputs,
+            [Some("out/x.srt".into()), Some("out/y.z.srt".into())]
+        );
     }
 
     #[test]
@@ -293,9 +378,26 @@ mod tests {
 
     #[test]
     fn workers_get_what_was_given() {
-        let serve = as_serve(&args(&["x.wav", "--model", "a/b", "--devices", "cuda:1", "--python", "/p"])).unwrap();
-        assert_eq!((serve.models, serve.devices.as_str()), (vec!["a/b".to_owned()], "cuda:1"));
+        let serve = as_serve(&args(&[
+            "x.wav",
+            "--model",
+            "a/b",
+            "--devices",
+            "cuda:1",
+            "--python",
+            "/p",
+        ]))
+        .unwrap();
+        assert_eq!(
+            (serve.models, serve.devices.as_str()),
+            (vec!["a/b".to_owned()], "cuda:1")
+        );
         assert_eq!(serve.python, Some("/p".into()));
-        assert_eq!(as_serve(&args(&["x.wav", "--devices", "cpu"])).unwrap().models, [ON_CPU]);
+        assert_eq!(
+            as_serve(&args(&["x.wav", "--devices", "cpu"]))
+                .unwrap()
+                .models,
+            [ON_CPU]
+        );
     }
 }

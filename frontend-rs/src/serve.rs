@@ -172,12 +172,7 @@ async fn bind(host: &str, port: u16) -> Result<TcpListener, String> {
 }
 
 /// Says where the server is, with a line to try it.
-fn announce(
-    args: &ServeArgs,
-    address: SocketAddr,
-    models: &[Arc<ModelEntry>],
-    devices: &[Device],
-) {
+fn announce(args: &ServeArgs, address: SocketAddr, models: &[Arc<ModelEntry>], devices: &[Device]) {
     let mut reachable = address;
     if address.ip().is_unspecified() {
         reachable.set_ip(if address.is_ipv4() {

@@ -177,7 +177,10 @@ fn decodes_what_a_speech_model_says() {
     let FromWorker::Ready { models, .. } = body("ready_asr") else {
         panic!("not READY");
     };
-    let kinds: Vec<_> = models.iter().map(|m| (m.kind.as_str(), m.context)).collect();
+    let kinds: Vec<_> = models
+        .iter()
+        .map(|m| (m.kind.as_str(), m.context))
+        .collect();
     assert_eq!(kinds, [("text", 8192), ("asr", 448)]);
     let asr = |name| match body(name) {
         FromWorker::Done(done) => done.asr.expect(name),

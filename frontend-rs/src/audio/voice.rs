@@ -99,11 +99,14 @@ mod tests {
     fn noise(samples: usize, level_db: f32) -> Vec<f32> {
         let mut state = 1u64;
         let mut uniform = move || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (state >> 40) as f32 / (1u32 << 24) as f32
         };
         let level = 10f32.powf(level_db / 20.0);
-        let normal = |uniform: &mut dyn FnMut() -> f32| (0..12).map(|_| uniform()).sum::<f32>() - 6.0;
+        let normal =
+            |uniform: &mut dyn FnMut() -> f32| (0..12).map(|_| uniform()).sum::<f32>() - 6.0;
         (0..samples).map(|_| level * normal(&mut uniform)).collect()
     }
 
@@ -114,13 +117,22 @@ mod tests {
     fn speech() -> Vec<f32> {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/assets/audio/speech.wav");
         let bytes = std::fs::read(path).unwrap();
-        crate::audio::decode(&bytes, &crate::audio::Limits::default()).unwrap().pcm
+        crate::audio::decode(&bytes, &crate::audio::Limits::default())
+            .unwrap()
+            .pcm
     }
 
     #[test]
     fn silence_and_faint_noise_are_no_speech() {
-        let hum: Vec<f32> = (0..160_000).map(|i| 0.001 * (i as f32 * 0.019_635).sin()).collect();
-        for quiet in [vec![0.0; 160_000], noise(160_000, -60.0), noise(160_000, -80.0), hum] {
+        let hum: Vec<f32> = (0..160_000)
+            .map(|i| 0.001 * (i as f32 * 0.019_635).sin())
+            .collect();
+        for quiet in [
+            vec![0.0; 160_000],
+            noise(160_000, -60.0),
+            noise(160_000, -80.0),
+            hum,
+        ] {
             let voice = detect(&quiet);
             assert!(!voice.possible_in(0..quiet.len()));
             assert!(voice.stretches(POSSIBLE, 1).is_empty());
@@ -136,10 +148,16 @@ mod tests {
             pcm.extend(vec![0.0; 32_000]);
             let voice = detect(&pcm);
             assert!(voice.possible_in(0..pcm.len()), "{gain}");
-            assert!(!voice.possible_in(0..24_000) && !voice.possible_in(end + 16_000..pcm.len()), "{gain}");
+            assert!(
+                !voice.possible_in(0..24_000) && !voice.possible_in(end + 16_000..pcm.len()),
+                "{gain}"
+            );
             let stretches = voice.stretches(POSSIBLE, 16_000);
             let (first, last) = (stretches.first().unwrap(), stretches.last().unwrap());
-            assert!(first.start >= 28_000 && last.end <= end + 12_000, "{gain}: {stretches:?}");
+            assert!(
+                first.start >= 28_000 && last.end <= end + 12_000,
+                "{gain}: {stretches:?}"
+            );
         }
     }
 
@@ -157,7 +175,11 @@ mod tests {
     fn stretches_are_joined_over_short_pauses_and_end_with_the_audio() {
         let scores = vec![0.9, 0.1, 0.9, 0.1, 0.1, 0.9];
         let voice = Voice::from_scores(scores, 5 * FRAME + 10);
-        assert_eq!(voice.stretches(0.5, 2 * FRAME), [0..3 * FRAME, 5 * FRAME..5 * FRAME + 10]);
-        assert_eq!(voice.stretches(0.5, 3 * FRAME), [0..5 * FRAME + 10]);
+        assert_eq!(
+            voice.stretches(0.5, 2 * FRAME),
+            [0..3 * FRAME, 5 * FRAME..5 * FRAME + 10]
+        );
+        let joined = voice.stretches(0.5, 3 * FRAME);
+        assert_eq!((joined.len(), &joined[0]), (1, &(0..5 * FRAME + 10)));
     }
 }

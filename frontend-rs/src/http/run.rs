@@ -116,7 +116,10 @@ pub fn stream_headers() -> [(HeaderName, HeaderValue); 3] {
         (header::CONTENT_TYPE, event_stream),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         // Proxies that buffer would turn a stream into one block.
-        (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+        (
+            HeaderName::from_static("x-accel-buffering"),
+            HeaderValue::from_static("no"),
+        ),
     ]
 }
 

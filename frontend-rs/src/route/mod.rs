@@ -1,5 +1,6 @@
 //! From validated token-id requests to workers and back.
 
+mod again;
 mod asr;
 pub mod envelope;
 mod gauges;

@@ -5,7 +5,6 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 
@@ -23,9 +22,6 @@ use crate::model::ModelEntry;
 const RETRY_AFTER_S: u64 = 1;
 /// The same where a worker has to start.
 const RETRY_AFTER_START_S: u64 = 5;
-
-/// A worker takes messages out of its arena without a sign. This long after it had no room it is asked again.
-const FULL_PAUSE: Duration = Duration::from_millis(2);
 
 /// Cheap to clone; all clones are one router.
 #[derive(Clone)]
@@ -46,11 +42,11 @@ pub(super) struct State {
     models: Vec<Arc<ModelEntry>>,
     pub(super) table: Table<Sequence>,
     /// Sequences that wait for a worker, oldest first.
-    queue: VecDeque<RequestId>,
+    pub(super) queue: VecDeque<RequestId>,
     pub(super) workers: Vec<Worker>,
     draining: bool,
     /// Somebody asks full workers again soon.
-    asking_again: bool,
+    pub(super) asking_again: bool,
 }
 
 impl State {
@@ -124,26 +120,6 @@ impl Router {
         let mut state = self.shared.lock();
         self.shared.pump(&mut state);
         self.ask_again(&mut state);
-    }
-
-    /// Sees to it that sequences that wait for room in an arena are tried again soon: audio fills one quickly, and its
-    /// worker empties it as quickly.
-    pub(super) fn ask_again(&self, state: &mut State) {
-        let waiting = !state.queue.is_empty() && state.workers.iter().any(Worker::is_full);
-        if !waiting || state.asking_again {
-            return;
-        }
-        // Without a runtime the supervisor's tick is what is left.
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
-            return;
-        };
-        state.asking_again = true;
-        let router = self.clone();
-        runtime.spawn(async move {
-            tokio::time::sleep(FULL_PAUSE).await;
-            router.shared.lock().asking_again = false;
-            router.pump();
-        });
     }
 
     /// A life of a worker has ended. Its sequences that have sent nothing yet are given to another worker, once; the

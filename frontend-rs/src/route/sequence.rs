@@ -77,7 +77,10 @@ impl Sequence {
 
     /// What goes beside it.
     pub fn attachment(&self) -> Option<&[u8]> {
-        self.generate.asr.as_ref().map(|window| window.audio.bytes())
+        self.generate
+            .asr
+            .as_ref()
+            .map(|window| window.audio.bytes())
     }
 
     /// Whether another worker may take it over: nothing of it was seen yet, and it was not moved before.

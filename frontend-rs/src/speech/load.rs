@@ -20,7 +20,11 @@ pub(super) fn load(folder: &Path, text: &mut TextModel) -> Result<Option<SpeechM
     }
     let generation = read(folder, "generation_config.json")?;
     let known = known_layout(text.vocab);
-    let number = |key: &str| generation[key].as_u64().and_then(|id| u32::try_from(id).ok());
+    let number = |key: &str| {
+        generation[key]
+            .as_u64()
+            .and_then(|id| u32::try_from(id).ok())
+    };
     let missing = |what: &str| {
         let path = folder.join("generation_config.json");
         LoadError(format!(
@@ -37,7 +41,9 @@ pub(super) fn load(folder: &Path, text: &mut TextModel) -> Result<Option<SpeechM
     };
     let task = |name: &str, known| {
         let named = generation["task_to_id"][name].as_u64().map(|id| id as u32);
-        named.or_else(|| text.token_id(&format!("<|{name}|>"))).unwrap_or(known)
+        named
+            .or_else(|| text.token_id(&format!("<|{name}|>")))
+            .unwrap_or(known)
     };
     let k = known.as_ref();
     let no_timestamps = id(
@@ -87,11 +93,18 @@ fn read(folder: &Path, name: &str) -> Result<Value, LoadError> {
     let bytes = match std::fs::read(&path) {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Value::Null),
-        Err(e) => return Err(LoadError(format!("{}: {e}; make it readable", path.display()))),
+        Err(e) => {
+            return Err(LoadError(format!(
+                "{}: {e}; make it readable",
+                path.display()
+            )))
+        }
     };
     serde_json::from_slice(&bytes).map_err(|e| {
         let shown = path.display();
-        LoadError(format!("{shown}: {e}; the file is damaged; download it again"))
+        LoadError(format!(
+            "{shown}: {e}; the file is damaged; download it again"
+        ))
     })
 }
 
@@ -103,13 +116,16 @@ fn languages(
 ) -> Vec<(u32, &'static str)> {
     let named = |code: &str| generation["lang_to_id"][format!("<|{code}|>")].as_u64();
     let in_config = codes().filter_map(|code| Some((named(code)? as u32, code)));
-    let in_tokenizer = codes().filter_map(|code| Some((text.token_id(&format!("<|{code}|>"))?, code)));
+    let in_tokenizer =
+        codes().filter_map(|code| Some((text.token_id(&format!("<|{code}|>"))?, code)));
     let mut found: Vec<_> = in_config.collect();
     if found.is_empty() {
         found = in_tokenizer.collect();
     }
     if found.is_empty() {
-        found = known.map(|known| known.languages.clone()).unwrap_or_default();
+        found = known
+            .map(|known| known.languages.clone())
+            .unwrap_or_default();
     }
     found.sort_unstable();
     found
@@ -149,7 +165,10 @@ mod tests {
         assert_eq!((turbo.eot, turbo.sot), (50_257, 50_258));
         assert_eq!((turbo.translate, turbo.transcribe), (50_359, 50_360));
         assert_eq!(turbo.sot_prev, 50_362);
-        assert_eq!((turbo.no_timestamps, turbo.timestamp_begin), (50_364, 50_365));
+        assert_eq!(
+            (turbo.no_timestamps, turbo.timestamp_begin),
+            (50_364, 50_365)
+        );
         assert_eq!(turbo.languages.first(), Some(&(50_259, "en")));
         assert_eq!(turbo.languages.last(), Some(&(50_358, "yue")));
         let base = known_layout(51_865).unwrap();

@@ -57,7 +57,11 @@ impl Life<'_> {
             return Ending::Asked;
         }
         let name = self.plan.name();
-        let sizes = if self.plan.audio { Config::audio } else { Config::text };
+        let sizes = if self.plan.audio {
+            Config::audio
+        } else {
+            Config::text
+        };
         let (host, socket) = match HostEnd::create(&sizes(&name, self.epoch)) {
             Ok((host, socket)) => (Arc::new(host), socket),
             Err(error) => return Ending::Hopeless(format!("{name}: {error}")),

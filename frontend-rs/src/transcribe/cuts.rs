@@ -62,7 +62,9 @@ fn padded(stretches: &[Range<usize>], padding: usize, samples: usize) -> Vec<Ran
                 0 => 0,
                 _ => between(stretches[index - 1].end, start),
             };
-            let ceiling = stretches.get(index + 1).map_or(samples, |next| between(end, next.start));
+            let ceiling = stretches
+                .get(index + 1)
+                .map_or(samples, |next| between(end, next.start));
             start.saturating_sub(padding).max(floor)..(end + padding).min(ceiling)
         })
         .collect()
@@ -93,19 +95,30 @@ mod tests {
             assert!(pair[0].end <= pair[1].start, "{pieces:?}");
         }
         for piece in pieces {
-            assert!(!piece.is_empty() && piece.len() <= WINDOW && piece.end <= voice.samples(), "{piece:?}");
+            assert!(
+                !piece.is_empty() && piece.len() <= WINDOW && piece.end <= voice.samples(),
+                "{piece:?}"
+            );
             assert_eq!(piece.start % HOP, 0);
         }
         for frame in voice.stretches(POSSIBLE, 1) {
             let middle = frame.start + frame.len() / 2;
-            assert_eq!(pieces.iter().filter(|piece| piece.contains(&middle)).count(), 1, "{middle} of {pieces:?}");
+            assert_eq!(
+                pieces
+                    .iter()
+                    .filter(|piece| piece.contains(&middle))
+                    .count(),
+                1,
+                "{middle} of {pieces:?}"
+            );
         }
     }
 
     #[test]
     fn a_window_is_one_piece_as_it_is() {
         for samples in [1, 16_000, WINDOW] {
-            assert_eq!(cut(&voice(&[], samples), &Pauses::default()), [0..samples]);
+            let pieces = cut(&voice(&[], samples), &Pauses::default());
+            assert_eq!((pieces.len(), &pieces[0]), (1, &(0..samples)));
         }
     }
 
@@ -141,14 +154,18 @@ mod tests {
         let voice = Voice::from_scores(scores, samples);
         let pieces = cut(&voice, &Pauses::default());
         check(&voice, &pieces);
-        assert_eq!(pieces.iter().map(Range::len).sum::<usize>(), samples, "nothing is lost");
+        assert_eq!(
+            pieces.iter().map(Range::len).sum::<usize>(),
+            samples,
+            "nothing is lost"
+        );
         assert!(pieces[0].end.abs_diff(27 * S) < S / 10, "{pieces:?}");
     }
 
     #[test]
     fn just_over_a_window_loses_nothing() {
         let samples = WINDOW + HOP;
-        let voice = voice(&[0..samples], samples);
+        let voice = voice(std::slice::from_ref(&(0..samples)), samples);
         let pieces = cut(&voice, &Pauses::default());
         check(&voice, &pieces);
         assert_eq!(pieces.iter().map(Range::len).sum::<usize>(), samples);

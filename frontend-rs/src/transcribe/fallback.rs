@@ -48,7 +48,9 @@ impl Settled {
 fn ladder(start: f32) -> impl Iterator<Item = f32> {
     let rungs = (0u8..).map(move |rung| start + f32::from(rung) * STEP);
     // 0.2 is not exact in binary.
-    rungs.take_while(|temperature| *temperature <= LAST + 1e-4).map(|temperature| temperature.min(LAST))
+    rungs
+        .take_while(|temperature| *temperature <= LAST + 1e-4)
+        .map(|temperature| temperature.min(LAST))
 }
 
 impl<L: Listener> Job<'_, L> {
@@ -66,7 +68,11 @@ impl<L: Listener> Job<'_, L> {
             let detect = speech.multilingual && language.is_none();
             let prompt = speech.prompt(previous, language, settings.task, context);
             // Half of the context is for the prompt; detection puts out what else would have been part of it.
-            let forced = if detect { vec![speech.task_id(settings.task)] } else { Vec::new() };
+            let forced = if detect {
+                vec![speech.task_id(settings.task)]
+            } else {
+                Vec::new()
+            };
             let given = if detect { 1 + forced.len() as u32 } else { 0 };
             let room = context.saturating_sub(prompt.len() as u32);
             let attempt = Attempt {
@@ -77,7 +83,10 @@ impl<L: Listener> Job<'_, L> {
                 detect,
                 forced,
                 temperature,
-                seed: settings.seed.wrapping_add(audio.start as u64).wrapping_add(rung),
+                seed: settings
+                    .seed
+                    .wrapping_add(audio.start as u64)
+                    .wrapping_add(rung),
                 words: settings.words,
             };
             if rung > 0 {
@@ -110,7 +119,9 @@ impl<L: Listener> Job<'_, L> {
 pub fn compression_ratio(text: &str) -> f32 {
     let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
     // A vector takes everything.
-    let compressed = encoder.write_all(text.as_bytes()).and_then(|()| encoder.finish());
+    let compressed = encoder
+        .write_all(text.as_bytes())
+        .and_then(|()| encoder.finish());
     let length = compressed.map_or(1, |bytes| bytes.len().max(1));
     text.len() as f32 / length as f32
 }
@@ -121,7 +132,11 @@ mod tests {
 
     #[test]
     fn ladder_climbs_to_one() {
-        let rungs = |start| ladder(start).map(|t| (t * 10.0).round() as i32).collect::<Vec<_>>();
+        let rungs = |start| {
+            ladder(start)
+                .map(|t| (t * 10.0).round() as i32)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(rungs(0.0), [0, 2, 4, 6, 8, 10]);
         assert_eq!(rungs(0.5), [5, 7, 9]);
         assert_eq!(rungs(1.0), [10]);
@@ -138,7 +153,11 @@ mod tests {
     #[test]
     fn silence_needs_both_signs_and_is_no_reason_to_try_again() {
         let settled = |no_speech, avg_logprob, compression_ratio| Settled {
-            heard: Heard { no_speech, avg_logprob, ..Heard::default() },
+            heard: Heard {
+                no_speech,
+                avg_logprob,
+                ..Heard::default()
+            },
             temperature: 0.0,
             compression_ratio,
             language: None,

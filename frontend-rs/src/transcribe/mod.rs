@@ -99,10 +99,7 @@ pub struct Heard {
 /// Listens to windows: a worker, behind everything that leads there. Dropping the future gives the window up.
 pub trait Listener: Sync {
     type Error: Send;
-    fn listen(
-        &self,
-        attempt: Attempt,
-    ) -> impl Future<Output = Result<Heard, Self::Error>> + Send;
+    fn listen(&self, attempt: Attempt) -> impl Future<Output = Result<Heard, Self::Error>> + Send;
 }
 
 /// A segment with its words; these are empty unless asked for.
@@ -148,7 +145,9 @@ impl<L: Listener> Job<'_, L> {
     /// Writes down the whole file. `report` gets all passages in order.
     pub async fn run(&self, report: Report<'_>) -> Result<Transcript, L::Error> {
         let settings = self.settings;
-        let language = settings.language.and_then(|code| self.speech.language_id(code));
+        let language = settings
+            .language
+            .and_then(|code| self.speech.language_id(code));
         let written = match settings.mode {
             Mode::Parallel(pauses) => self.parallel(&pauses, language, report).await?,
             Mode::Sequential => {
@@ -157,7 +156,10 @@ impl<L: Listener> Job<'_, L> {
             }
         };
         let detected = written.language.and_then(|id| self.speech.language_of(id));
-        let words = written.passages.iter().flat_map(|passage| passage.words.iter().cloned());
+        let words = written
+            .passages
+            .iter()
+            .flat_map(|passage| passage.words.iter().cloned());
         Ok(Transcript {
             task: settings.task.name(),
             // Of the text: a translation is English.
@@ -167,7 +169,11 @@ impl<L: Listener> Job<'_, L> {
             },
             duration_s: self.duration_s,
             words: settings.words.then(|| words.collect()),
-            segments: written.passages.into_iter().map(|passage| passage.segment).collect(),
+            segments: written
+                .passages
+                .into_iter()
+                .map(|passage| passage.segment)
+                .collect(),
         })
     }
 

@@ -17,7 +17,10 @@ impl<L: Listener> Job<'_, L> {
         report: Report<'_>,
     ) -> Result<Written, L::Error> {
         let mut pieces = cut(self.voice, pauses).into_iter();
-        let mut written = Written { passages: Vec::new(), language };
+        let mut written = Written {
+            passages: Vec::new(),
+            language,
+        };
         while let (None, true) = (written.language, self.speech.multilingual) {
             let Some(piece) = pieces.next() else { break };
             let first = self.sequential(piece, None, false, report).await?;
@@ -28,7 +31,10 @@ impl<L: Listener> Job<'_, L> {
         let rest = pieces.map(|piece| async move {
             let end = piece.end;
             let mut ignored = |_: &[_], _| ();
-            (self.sequential(piece, language, false, &mut ignored).await, end)
+            (
+                self.sequential(piece, language, false, &mut ignored).await,
+                end,
+            )
         });
         let mut rest = stream::iter(rest).buffered(AT_ONCE);
         while let Some((part, end)) = rest.next().await {

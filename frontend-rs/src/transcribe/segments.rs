@@ -36,14 +36,30 @@ pub fn split(tokens: &[u32], speech: &SpeechModel, frames: usize) -> Split {
     let seconds = |ticks: usize| (ticks * FRAMES_A_TIME) as f64 / FRAMES_A_SECOND;
     let count = tokens.len();
     let whole = count >= 2 && !is_time(count - 2) && is_time(count - 1);
-    let mut bounds: Vec<usize> =
-        (1..count).filter(|index| is_time(index - 1) && is_time(*index)).collect();
+    let mut bounds: Vec<usize> = (1..count)
+        .filter(|index| is_time(index - 1) && is_time(*index))
+        .collect();
     let mut pieces = Vec::new();
     if bounds.is_empty() {
-        let last = (0..count).rev().find(|index| is_time(*index)).map_or(0, ticks);
-        let end_s = if last > 0 { seconds(last) } else { frames as f64 / FRAMES_A_SECOND };
-        pieces.push(Piece { tokens: 0..count, start_s: 0.0, end_s });
-        return Split { pieces, advance: frames, whole };
+        let last = (0..count)
+            .rev()
+            .find(|index| is_time(*index))
+            .map_or(0, ticks);
+        let end_s = if last > 0 {
+            seconds(last)
+        } else {
+            frames as f64 / FRAMES_A_SECOND
+        };
+        pieces.push(Piece {
+            tokens: 0..count,
+            start_s: 0.0,
+            end_s,
+        });
+        return Split {
+            pieces,
+            advance: frames,
+            whole,
+        };
     }
     if whole {
         bounds.push(count);
@@ -64,7 +80,11 @@ pub fn split(tokens: &[u32], speech: &SpeechModel, frames: usize) -> Split {
         _ if whole => frames,
         advance => advance.min(WINDOW_FRAMES),
     };
-    Split { pieces, advance, whole }
+    Split {
+        pieces,
+        advance,
+        whole,
+    }
 }
 
 #[cfg(test)]
@@ -72,10 +92,15 @@ mod tests {
     use super::super::toy::{model, time};
     use super::*;
 
-    fn of(tokens: &[u32], frames: usize) -> (Vec<(Range<usize>, f64, f64)>, usize, bool) {
+    type Pieces = Vec<(Range<usize>, f64, f64)>;
+
+    fn of(tokens: &[u32], frames: usize) -> (Pieces, usize, bool) {
         let model = model();
         let split = split(tokens, model.speech.as_ref().unwrap(), frames);
-        let pieces = split.pieces.into_iter().map(|p| (p.tokens, p.start_s, p.end_s));
+        let pieces = split
+            .pieces
+            .into_iter()
+            .map(|p| (p.tokens, p.start_s, p.end_s));
         (pieces.collect(), split.advance, split.whole)
     }
 
@@ -87,20 +112,42 @@ mod tests {
 
     #[test]
     fn what_follows_the_last_pair_is_heard_again() {
-        let tokens = [time(0.0), 5, time(2.0), time(2.5), 6, time(9.0), time(9.0), 7, 8];
-        assert_eq!(of(&tokens, 3000), (vec![(0..3, 0.0, 2.0), (3..6, 2.5, 9.0)], 900, false));
+        let tokens = [
+            time(0.0),
+            5,
+            time(2.0),
+            time(2.5),
+            6,
+            time(9.0),
+            time(9.0),
+            7,
+            8,
+        ];
+        assert_eq!(
+            of(&tokens, 3000),
+            (vec![(0..3, 0.0, 2.0), (3..6, 2.5, 9.0)], 900, false)
+        );
     }
 
     #[test]
     fn a_last_segment_with_an_end_is_taken() {
         let tokens = [time(0.0), 5, time(2.0), time(2.0), 6, time(9.0)];
-        assert_eq!(of(&tokens, 1000), (vec![(0..3, 0.0, 2.0), (3..6, 2.0, 9.0)], 1000, true));
+        assert_eq!(
+            of(&tokens, 1000),
+            (vec![(0..3, 0.0, 2.0), (3..6, 2.0, 9.0)], 1000, true)
+        );
     }
 
     #[test]
     fn without_any_pair_the_last_time_or_the_window_ends_the_segment() {
-        assert_eq!(of(&[time(0.0), 5, 6], 1234), (vec![(0..3, 0.0, 12.34)], 1234, false));
-        assert_eq!(of(&[5, time(3.0), 6], 1234), (vec![(0..3, 0.0, 3.0)], 1234, false));
+        assert_eq!(
+            of(&[time(0.0), 5, 6], 1234),
+            (vec![(0..3, 0.0, 12.34)], 1234, false)
+        );
+        assert_eq!(
+            of(&[5, time(3.0), 6], 1234),
+            (vec![(0..3, 0.0, 3.0)], 1234, false)
+        );
         assert_eq!(of(&[], 10), (vec![(0..0, 0.0, 0.1)], 10, false));
     }
 

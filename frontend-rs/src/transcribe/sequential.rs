@@ -29,7 +29,11 @@ impl<L: Listener> Job<'_, L> {
             let size = (frames - seek).min(WINDOW_FRAMES);
             let start = clip.start + seek * HOP;
             // The last window has the samples that fill no frame.
-            let end = if seek + size == frames { clip.end } else { start + size * HOP };
+            let end = if seek + size == frames {
+                clip.end
+            } else {
+                start + size * HOP
+            };
             let audio = start..end.min(start + super::WINDOW);
             let forced = self.settings.ignore_eos;
             if !forced && !self.voice.possible_in(audio.clone()) {
@@ -51,7 +55,13 @@ impl<L: Listener> Job<'_, L> {
             let mut advance = if forced { size } else { parts.advance };
             if self.settings.words {
                 let aligned = self.aligned(&settled);
-                words::assign(aligned, &mut found, self.speech, &mut last_word_end_s, start);
+                words::assign(
+                    aligned,
+                    &mut found,
+                    self.speech,
+                    &mut last_word_end_s,
+                    start,
+                );
                 if let (false, Some(end)) = (parts.whole || forced, words::end(&found)) {
                     let spoken = end - start as f64 / f64::from(SAMPLE_RATE);
                     if spoken > 0.0 {
@@ -60,11 +70,16 @@ impl<L: Listener> Job<'_, L> {
                 }
             }
             found.retain(|passage| {
-                passage.segment.end > passage.segment.start && !passage.segment.text.trim().is_empty()
+                passage.segment.end > passage.segment.start
+                    && !passage.segment.text.trim().is_empty()
             });
             self.tidy(&mut found, &passages);
             if lead {
-                previous.extend(found.iter().flat_map(|passage| passage.segment.tokens.iter()));
+                previous.extend(
+                    found
+                        .iter()
+                        .flat_map(|passage| passage.segment.tokens.iter()),
+                );
                 if settled.temperature > LEADS_BELOW {
                     previous.clear();
                 }
@@ -102,8 +117,18 @@ impl<L: Listener> Job<'_, L> {
 
     fn aligned(&self, settled: &Settled) -> Alignment {
         let language = settled.language.and_then(|id| self.speech.language_of(id));
-        let text = settled.heard.tokens.iter().copied().filter(|id| *id < self.speech.eot);
-        words::align(self.text(), &text.collect::<Vec<_>>(), &settled.heard.times, language)
+        let text = settled
+            .heard
+            .tokens
+            .iter()
+            .copied()
+            .filter(|id| *id < self.speech.eot);
+        words::align(
+            self.text(),
+            &text.collect::<Vec<_>>(),
+            &settled.heard.times,
+            language,
+        )
     }
 
     /// Times that never run backwards or past the end, and ids that count on.
@@ -115,7 +140,12 @@ impl<L: Listener> Job<'_, L> {
             segment.start = segment.start.clamp(floor, self.duration_s.max(floor));
             segment.end = segment.end.min(self.duration_s).max(segment.start);
             floor = segment.start;
-            let mut at = segment.start.min(passage.words.first().map_or(segment.start, |word| word.start));
+            let mut at = segment.start.min(
+                passage
+                    .words
+                    .first()
+                    .map_or(segment.start, |word| word.start),
+            );
             for word in &mut passage.words {
                 word.start = word.start.clamp(at, self.duration_s.max(at));
                 word.end = word.end.min(self.duration_s).max(word.start);

@@ -54,8 +54,11 @@ pub fn model() -> Arc<ModelEntry> {
 fn load() -> ModelEntry {
     let folder = std::env::temp_dir().join(format!("denizen-toy-speech-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
-    let vocab: serde_json::Map<_, _> =
-        alphabet().iter().zip(0..).map(|(c, id): (_, u32)| (c.to_string(), json!(id))).collect();
+    let vocab: serde_json::Map<_, _> = alphabet()
+        .iter()
+        .zip(0..)
+        .map(|(c, id): (_, u32)| (c.to_string(), json!(id)))
+        .collect();
     let named = [
         (EOT, "endoftext"),
         (SOT, "startoftranscript"),

@@ -41,19 +41,31 @@ pub fn align(text: &TextModel, tokens: &[u32], times: &[f32], language: Option<&
     }
     let characters = by_character(text, tokens);
     let spaced = !language.is_some_and(|code| WITHOUT_SPACES.contains(&code));
-    let words = if spaced { by_space(characters) } else { characters };
+    let words = if spaced {
+        by_space(characters)
+    } else {
+        characters
+    };
     let mut first = 0;
     let mut aligned: Vec<Aligned> = Vec::with_capacity(words.len());
     for (text, count) in words {
         let last = first + count;
         let (start_s, end_s) = (f64::from(times[first]), f64::from(times[last]));
-        aligned.push(Aligned { text, tokens: count, start_s, end_s });
+        aligned.push(Aligned {
+            text,
+            tokens: count,
+            start_s,
+            end_s,
+        });
         first = last;
     }
     let median_s = median_s(&aligned);
     cut_at_sentences(&mut aligned, 2.0 * median_s);
     merge_punctuation(&mut aligned);
-    Alignment { words: aligned.into(), median_s }
+    Alignment {
+        words: aligned.into(),
+        median_s,
+    }
 }
 
 /// The least groups of tokens that are whole characters.
@@ -63,7 +75,8 @@ fn by_character(text: &TextModel, tokens: &[u32]) -> Vec<(String, usize)> {
     for id in tokens {
         bytes.extend_from_slice(text.pieces().bytes(*id));
         count += 1;
-        let incomplete = std::str::from_utf8(&bytes).is_err_and(|error| error.error_len().is_none());
+        let incomplete =
+            std::str::from_utf8(&bytes).is_err_and(|error| error.error_len().is_none());
         if !incomplete {
             groups.push((readable(&bytes), count));
             (bytes, count) = (Vec::new(), 0);
@@ -170,10 +183,17 @@ pub fn assign(
     let (median, longest) = (alignment.median_s, 2.0 * alignment.median_s);
     let offset_s = start as f64 / SAMPLE_RATE_S;
     for passage in passages {
-        let wanted = passage.segment.tokens.iter().filter(|id| **id < speech.eot).count();
+        let wanted = passage
+            .segment
+            .tokens
+            .iter()
+            .filter(|id| **id < speech.eot)
+            .count();
         let mut taken = 0;
         while taken < wanted {
-            let Some(word) = alignment.words.pop_front() else { break };
+            let Some(word) = alignment.words.pop_front() else {
+                break;
+            };
             taken += word.tokens;
             if !word.text.is_empty() {
                 passage.words.push(Word {
@@ -198,9 +218,14 @@ pub fn assign(
 fn settle(passage: &mut Passage, last_end_s: f64, median: f64, longest: f64) {
     let segment = &mut passage.segment;
     let words = passage.words.as_mut_slice();
-    let Some(first) = words.first().cloned() else { return };
-    let pair_is_long = words.get(1).is_some_and(|second| second.end - first.start > 2.0 * longest);
-    if first.end - last_end_s > 4.0 * median && (first.end - first.start > longest || pair_is_long) {
+    let Some(first) = words.first().cloned() else {
+        return;
+    };
+    let pair_is_long = words
+        .get(1)
+        .is_some_and(|second| second.end - first.start > 2.0 * longest);
+    if first.end - last_end_s > 4.0 * median && (first.end - first.start > longest || pair_is_long)
+    {
         if let [first, second, ..] = words {
             if second.end - second.start > longest {
                 let boundary = (second.end / 2.0).max(second.end - longest);
@@ -226,6 +251,9 @@ fn settle(passage: &mut Passage, last_end_s: f64, median: f64, longest: f64) {
 
 /// Where the last word of a window ends.
 pub fn end(passages: &[Passage]) -> Option<f64> {
-    let last = passages.iter().rev().find_map(|passage| passage.words.last());
+    let last = passages
+        .iter()
+        .rev()
+        .find_map(|passage| passage.words.last());
     last.map(|word| word.end)
 }

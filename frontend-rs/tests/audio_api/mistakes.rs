@@ -14,9 +14,17 @@ async fn broken_files_are_told_what_is_wrong_and_harm_nobody() {
         (b"hello, I am text".to_vec(), "not audio", "invalid_audio"),
         (good[..20].to_vec(), "cut off", "invalid_audio"),
         (good[..20_000].to_vec(), "cut off", "invalid_audio"),
-        (asset("audio/speech.flac")[..9_000].to_vec(), "cut off", "invalid_audio"),
+        (
+            asset("audio/speech.flac")[..9_000].to_vec(),
+            "cut off",
+            "invalid_audio",
+        ),
         (asset("audio/ac3.mp4"), "not built in", "invalid_audio"),
-        (asset("audio/silent-film.mp4"), "no audio track", "invalid_audio"),
+        (
+            asset("audio/silent-film.mp4"),
+            "no audio track",
+            "invalid_audio",
+        ),
         (vec![0xff; 5_000], "not audio", "invalid_audio"),
     ] {
         let reply = post(&server, TRANSCRIPTIONS, &file, &[]).await;
@@ -32,15 +40,25 @@ async fn broken_files_are_told_what_is_wrong_and_harm_nobody() {
 #[tokio::test]
 async fn forms_that_are_none() {
     let (server, _) = server(&[" Hello"]).await;
-    let reply = server.post(TRANSCRIPTIONS, &json!({"model": "whisper"})).await;
+    let reply = server
+        .post(TRANSCRIPTIONS, &json!({"model": "whisper"}))
+        .await;
     reply.error(415, None);
     let whole = form(&speech(), Some("a.wav"), &[("model", "whisper")]);
     let content_type = [("content-type", CONTENT_TYPE)];
     let cut = &whole[..whole.len() - 30];
     let reply = request(server.address, "POST", TRANSCRIPTIONS, &content_type, cut).await;
     assert!(reply.error(400, None).contains("closing boundary"));
-    let body = String::from_utf8_lossy(&form(b"", None, &[])).replace("name=\"file\"", "name=\"user\"");
-    let reply = request(server.address, "POST", TRANSCRIPTIONS, &content_type, body.as_bytes()).await;
+    let body =
+        String::from_utf8_lossy(&form(b"", None, &[])).replace("name=\"file\"", "name=\"user\"");
+    let reply = request(
+        server.address,
+        "POST",
+        TRANSCRIPTIONS,
+        &content_type,
+        body.as_bytes(),
+    )
+    .await;
     reply.error(400, Some("model"));
 }
 
@@ -54,13 +72,24 @@ async fn models_of_the_other_kind_are_refused_on_every_route() {
         assert!(reply.error(404, Some("model")).contains("'whisper'"));
     }
     for (path, body) in [
-        ("/v1/chat/completions", json!({"model": "whisper", "messages": [{"role": "user", "content": "x"}]})),
-        ("/v1/completions", json!({"model": "whisper", "prompt": "x"})),
+        (
+            "/v1/chat/completions",
+            json!({"model": "whisper", "messages": [{"role": "user", "content": "x"}]}),
+        ),
+        (
+            "/v1/completions",
+            json!({"model": "whisper", "prompt": "x"}),
+        ),
         ("/tokenize", json!({"model": "whisper", "prompt": "x"})),
         ("/detokenize", json!({"model": "whisper", "tokens": [1]})),
     ] {
         let reply = server.post(path, &body).await;
-        assert!(reply.error(400, Some("model")).contains("/v1/audio/transcriptions"), "{path}");
+        assert!(
+            reply
+                .error(400, Some("model"))
+                .contains("/v1/audio/transcriptions"),
+            "{path}"
+        );
     }
     assert_eq!(backend.submissions(), 0);
 }
@@ -75,7 +104,10 @@ async fn what_a_model_cannot_do_names_the_parameter() {
         (&[("temperature", "2")], "temperature"),
         (&[("response_format", "docx")], "response_format"),
         (&[("include[]", "logprobs")], "include"),
-        (&[("stream", "true"), ("response_format", "srt")], "response_format"),
+        (
+            &[("stream", "true"), ("response_format", "srt")],
+            "response_format",
+        ),
         (&[("chunking_strategy", "sometimes")], "chunking_strategy"),
         (&[("tempersture", "0")], "tempersture"),
     ] {
@@ -83,7 +115,9 @@ async fn what_a_model_cannot_do_names_the_parameter() {
     }
     let reply = post(&server, TRANSLATIONS, &speech(), &[("model", "english")]).await;
     assert!(reply.error(400, Some("model")).contains("cannot translate"));
-    transcribe(&server, &[("model", "english"), ("language", "en")]).await.ok();
+    transcribe(&server, &[("model", "english"), ("language", "en")])
+        .await
+        .ok();
 }
 
 #[tokio::test]
@@ -98,11 +132,19 @@ async fn limits_are_the_audio_routes_own() {
     let server = Server::with(config, backend).await;
     transcribe(&server, &[]).await.ok();
     let reply = post(&server, TRANSCRIPTIONS, &wav(&vec![0.0; 60_000]), &[]).await;
-    assert_eq!((reply.status, reply.code()), (413, json!("request_too_large")));
+    assert_eq!(
+        (reply.status, reply.code()),
+        (413, json!("request_too_large"))
+    );
     let long = wav(&vec![0.0; 49_000]);
     let reply = post(&server, TRANSCRIPTIONS, &long, &[]).await;
     reply.error(400, Some("file"));
     assert_eq!(reply.code(), "audio_too_long");
-    let reply = server.post("/v1/completions", &json!({"model": "tiny", "prompt": "x".repeat(2_000)})).await;
+    let reply = server
+        .post(
+            "/v1/completions",
+            &json!({"model": "tiny", "prompt": "x".repeat(2_000)}),
+        )
+        .await;
     assert_eq!(reply.status, 413);
 }

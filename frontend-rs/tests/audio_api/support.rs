@@ -54,7 +54,13 @@ fn speech_model(name: &str, multilingual: bool) -> Arc<ModelEntry> {
 /// `whisper` (English and German), `english`, and `tiny`, which continues text.
 pub fn models() -> Vec<Arc<ModelEntry>> {
     static MODELS: OnceLock<Vec<Arc<ModelEntry>>> = OnceLock::new();
-    let make = || vec![speech_model("whisper", true), speech_model("english", false), tiny()];
+    let make = || {
+        vec![
+            speech_model("whisper", true),
+            speech_model("english", false),
+            tiny(),
+        ]
+    };
     MODELS.get_or_init(make).clone()
 }
 
@@ -82,7 +88,11 @@ pub fn says(request: &Generate, words: &[&str]) -> Vec<Step> {
         asr: Some(AsrResult {
             no_speech: 0.125,
             avg_logprob: -0.25,
-            times: if window.words { times.collect() } else { Vec::new() },
+            times: if window.words {
+                times.collect()
+            } else {
+                Vec::new()
+            },
         }),
     }));
     steps
@@ -101,7 +111,9 @@ pub fn speech() -> Vec<u8> {
 
 /// A WAV file of samples at 16 kHz.
 pub fn wav(samples: &[f32]) -> Vec<u8> {
-    let data = samples.iter().flat_map(|x| ((x * 32767.0) as i16).to_le_bytes());
+    let data = samples
+        .iter()
+        .flat_map(|x| ((x * 32767.0) as i16).to_le_bytes());
     let mut bytes = Vec::from(b"RIFF\0\0\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0");
     bytes.extend(16_000u32.to_le_bytes());
     bytes.extend(32_000u32.to_le_bytes());
@@ -120,7 +132,11 @@ pub fn speech_for(seconds: usize) -> Vec<f32> {
         .chunks_exact(2)
         .map(|b| f32::from(i16::from_le_bytes([b[0], b[1]])) / 32768.0)
         .collect();
-    once.iter().copied().cycle().take(seconds * 16_000).collect()
+    once.iter()
+        .copied()
+        .cycle()
+        .take(seconds * 16_000)
+        .collect()
 }
 
 const BOUNDARY: &str = "----denizentest";
@@ -131,11 +147,13 @@ pub const TRANSLATIONS: &str = "/v1/audio/translations";
 pub fn form(file: &[u8], name: Option<&str>, fields: &[(&str, &str)]) -> Vec<u8> {
     let mut body = Vec::new();
     for (name, value) in fields {
-        let head = format!("--{BOUNDARY}\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n");
+        let head =
+            format!("--{BOUNDARY}\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n");
         body.extend(head.bytes().chain(value.bytes()).chain(*b"\r\n"));
     }
     let name = name.map_or(String::new(), |name| format!("; filename=\"{name}\""));
-    let head = format!("--{BOUNDARY}\r\nContent-Disposition: form-data; name=\"file\"{name}\r\n\r\n");
+    let head =
+        format!("--{BOUNDARY}\r\nContent-Disposition: form-data; name=\"file\"{name}\r\n\r\n");
     body.extend(head.bytes().chain(file.iter().copied()));
     body.extend(format!("\r\n--{BOUNDARY}--\r\n").bytes());
     body
@@ -148,7 +166,14 @@ pub async fn post(server: &Server, path: &str, file: &[u8], fields: &[(&str, &st
         [&[("model", "whisper")], fields].concat()
     };
     let body = form(file, Some("rec.wav"), &fields);
-    request(server.address, "POST", path, &[("content-type", CONTENT_TYPE)], &body).await
+    request(
+        server.address,
+        "POST",
+        path,
+        &[("content-type", CONTENT_TYPE)],
+        &body,
+    )
+    .await
 }
 
 pub async fn transcribe(server: &Server, fields: &[(&str, &str)]) -> Reply {
@@ -158,6 +183,10 @@ pub async fn transcribe(server: &Server, fields: &[(&str, &str)]) -> Reply {
 /// The value of a metric.
 pub async fn metric(server: &Server, name: &str) -> f64 {
     let text = server.get("/metrics").await.text().to_owned();
-    let line = text.lines().find(|line| line.starts_with(&format!("{name} ")));
-    line.unwrap_or_else(|| panic!("no {name} in\n{text}"))[name.len() + 1..].parse().unwrap()
+    let line = text
+        .lines()
+        .find(|line| line.starts_with(&format!("{name} ")));
+    line.unwrap_or_else(|| panic!("no {name} in\n{text}"))[name.len() + 1..]
+        .parse()
+        .unwrap()
 }

@@ -13,14 +13,21 @@ use crate::support::*;
 async fn until(what: &str, holds: impl Fn() -> bool) {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
     while !holds() {
-        assert!(tokio::time::Instant::now() < deadline, "{what} does not happen");
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "{what} does not happen"
+        );
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
 /// An open request whose answer nobody reads.
 async fn open(server: &Server, fields: &[(&str, &str)]) -> TcpStream {
-    let body = form(&wav(&speech_for(95)), Some("a.wav"), &[&[("model", "whisper")], fields].concat());
+    let body = form(
+        &wav(&speech_for(95)),
+        Some("a.wav"),
+        &[&[("model", "whisper")], fields].concat(),
+    );
     let mut socket = TcpStream::connect(server.address).await.unwrap();
     let head = format!(
         "POST {TRANSCRIPTIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: {CONTENT_TYPE}\r\ncontent-length: {}\r\n\r\n",
@@ -33,7 +40,11 @@ async fn open(server: &Server, fields: &[(&str, &str)]) -> TcpStream {
 
 #[tokio::test]
 async fn a_client_that_goes_ends_its_window() {
-    for fields in [&[][..], &[("stream", "true")], &[("chunking_strategy", "auto"), ("language", "en")]] {
+    for fields in [
+        &[][..],
+        &[("stream", "true")],
+        &[("chunking_strategy", "auto"), ("language", "en")],
+    ] {
         let backend = Scripted::new(models(), |_| vec![Step::Hang]);
         let server = Server::start(backend.clone()).await;
         let socket = open(&server, fields).await;
@@ -42,7 +53,11 @@ async fn a_client_that_goes_ends_its_window() {
         drop(socket);
         until("an abort", || backend.live() == 0).await;
         assert!(backend.aborted() >= live, "{fields:?}");
-        assert_eq!(backend.submissions(), backend.aborted(), "nothing more was asked");
+        assert_eq!(
+            backend.submissions(),
+            backend.aborted(),
+            "nothing more was asked"
+        );
     }
 }
 
@@ -58,7 +73,10 @@ async fn a_request_that_takes_too_long_ends() {
     reply.error(504, None);
     let reply = transcribe(&server, &[("stream", "true")]).await;
     assert_eq!(reply.status, 200);
-    assert!(reply.text().contains("\"code\":\"timeout\"") && !reply.text().contains("transcript.text.done"));
+    assert!(
+        reply.text().contains("\"code\":\"timeout\"")
+            && !reply.text().contains("transcript.text.done")
+    );
     until("the end", || backend.live() == 0).await;
 }
 
@@ -72,14 +90,20 @@ async fn a_worker_that_dies_is_an_error_in_openais_shape() {
     let reply = transcribe(&server, &[("stream", "true")]).await;
     assert_eq!(reply.text().matches("data: ").count(), 1);
     assert!(reply.text().contains("\"code\":\"worker_died\""));
-    let refusal = SubmitError::NotReady { model: "whisper".into(), retry_after_s: 5 };
+    let refusal = SubmitError::NotReady {
+        model: "whisper".into(),
+        retry_after_s: 5,
+    };
     *backend.refuse.lock().unwrap() = Some(refusal);
     transcribe(&server, &[]).await.error(503, None);
 }
 
 #[tokio::test]
 async fn only_the_first_window_is_refused_for_lack_of_room() {
-    let busy = SubmitError::Busy { limit: 1, retry_after_s: 1 };
+    let busy = SubmitError::Busy {
+        limit: 1,
+        retry_after_s: 1,
+    };
     let backend = Scripted::new(models(), |request| {
         let mut steps = vec![Step::Gate];
         steps.extend(says(request, &[" x"]));

@@ -2,9 +2,7 @@
 
 use axum::body::Body;
 use denizen_frontend::audio::{decode, Limits};
-use denizen_frontend::http::multipart::{
-    Chunking, Granularities, ResponseFormat, VoiceActivity,
-};
+use denizen_frontend::http::multipart::{Chunking, Granularities, ResponseFormat, VoiceActivity};
 use denizen_frontend::speech::Task;
 
 use crate::support::{accepted, body, post_body, refused, send, text, Part, BOUNDARY, FILE, MODEL};

@@ -66,8 +66,20 @@ async fn mistakes_name_the_field_and_the_remedy() {
             "must be a number between 0 and 1",
         ),
         ("stream", "maybe", "stream", "", "use 'true' or 'false'"),
-        ("max_tokens", "0", "max_tokens", "", "a whole number of at least 1, not \"0\""),
-        ("max_tokens", "2.5", "max_tokens", "", "a whole number of at least 1"),
+        (
+            "max_tokens",
+            "0",
+            "max_tokens",
+            "",
+            "a whole number of at least 1, not \"0\"",
+        ),
+        (
+            "max_tokens",
+            "2.5",
+            "max_tokens",
+            "",
+            "a whole number of at least 1",
+        ),
         ("ignore_eos", "true", "ignore_eos", "", "needs 'max_tokens'"),
         (
             "language",

@@ -16,7 +16,8 @@ impl Counters {
     /// A file that was decoded.
     pub fn file(&self, seconds: f64) {
         self.files.fetch_add(1, Ordering::Relaxed);
-        self.milliseconds.fetch_add((seconds * 1000.0) as u64, Ordering::Relaxed);
+        self.milliseconds
+            .fetch_add((seconds * 1000.0) as u64, Ordering::Relaxed);
     }
 
     /// Prometheus' text form.
@@ -28,16 +29,27 @@ impl Counters {
         for (name, help, value) in [
             ("files", "Audio files decoded.", count(&self.files)),
             ("seconds", "Seconds of audio in them.", seconds),
-            ("windows", "Windows of up to 30 s written down.", count(&self.tally.windows)),
+            (
+                "windows",
+                "Windows of up to 30 s written down.",
+                count(&self.tally.windows),
+            ),
             (
                 "fallbacks",
                 "Windows listened to again at a higher temperature.",
                 count(&self.tally.fallbacks),
             ),
-            ("silent_windows", "Windows in which nobody spoke.", count(&self.tally.silent)),
+            (
+                "silent_windows",
+                "Windows in which nobody spoke.",
+                count(&self.tally.silent),
+            ),
         ] {
             let name = format!("denizen_audio_{name}_total");
-            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}");
+            let _ = writeln!(
+                out,
+                "# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}"
+            );
         }
         out
     }

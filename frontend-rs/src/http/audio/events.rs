@@ -29,11 +29,17 @@ impl Deltas {
 
 /// Writes a transcript's events until it ends, fails, or nobody reads them any more.
 pub async fn stream(work: Work, sink: &Sink, admission: Admission) {
-    let Admission { permit: _permit, deadline } = admission;
+    let Admission {
+        permit: _permit,
+        deadline,
+    } = admission;
     let app = work.app.clone();
     let mut deltas = Deltas::default();
     let mut report = |passages: &[crate::transcribe::Passage], _| {
-        for delta in passages.iter().filter_map(|passage| deltas.push(&passage.segment.text)) {
+        for delta in passages
+            .iter()
+            .filter_map(|passage| deltas.push(&passage.segment.text))
+        {
             sink.send(&json!({"type": "transcript.text.delta", "delta": delta}).to_string());
         }
     };

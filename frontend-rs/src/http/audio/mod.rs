@@ -68,7 +68,10 @@ async fn answer(app: Arc<App>, request: Request, task: Task) -> Result<Response,
     let settings = {
         let (model, size) = (model.clone(), form.prompt.as_ref().map_or(0, String::len));
         let settle = move || settings::settle(&form, &model);
-        run::within(&app, admission.deadline, async { app.pool.run(size, settle).await? }).await?
+        run::within(&app, admission.deadline, async {
+            app.pool.run(size, settle).await?
+        })
+        .await?
     };
     let recording = run::within(&app, admission.deadline, decode(&app, file)).await?;
     app.audio.file(recording.duration_s);
@@ -91,7 +94,11 @@ async fn answer(app: Arc<App>, request: Request, task: Task) -> Result<Response,
 
 impl Work {
     async fn run(&self, report: Report<'_>) -> Result<Transcript, ApiError> {
-        let speech = self.model.speech.as_ref().ok_or_else(|| settings::deaf(&self.model))?;
+        let speech = self
+            .model
+            .speech
+            .as_ref()
+            .ok_or_else(|| settings::deaf(&self.model))?;
         let pcm = self.recording.pcm.clone();
         let listener = Windows::new(self.app.backend.clone(), self.model.clone(), pcm);
         let job = Job {
@@ -122,7 +129,12 @@ async fn decode(app: &App, file: Bytes) -> Result<Recording, ApiError> {
         let message = "the file could not be decoded because of a fault in the server";
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
     };
-    let permit = app.decoding.clone().acquire_owned().await.map_err(|_| stopped())?;
+    let permit = app
+        .decoding
+        .clone()
+        .acquire_owned()
+        .await
+        .map_err(|_| stopped())?;
     let limits = Limits {
         max_bytes: app.config.max_upload,
         max_seconds: app.config.max_audio.as_secs_f64(),
@@ -134,7 +146,9 @@ async fn decode(app: &App, file: Bytes) -> Result<Recording, ApiError> {
         let _permit = permit;
         Recording::open(&file, &limits, || !abandoned.load(Ordering::Relaxed))
     };
-    let recording = tokio::task::spawn_blocking(work).await.map_err(|_| stopped())?;
+    let recording = tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|_| stopped())?;
     recording?.ok_or_else(stopped)
 }
 

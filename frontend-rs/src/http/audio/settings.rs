@@ -10,13 +10,23 @@ use crate::transcribe::{Mode, Pauses, Settings};
 pub fn settle(form: &Transcription, model: &ModelEntry) -> Result<Settings, ApiError> {
     let speech = model.speech.as_ref().ok_or_else(|| deaf(model))?;
     if form.task == Task::Translate && !speech.multilingual {
-        let message = format!("the model '{}' knows English alone and cannot translate", model.name);
+        let message = format!(
+            "the model '{}' knows English alone and cannot translate",
+            model.name
+        );
         return Err(ApiError::invalid("model", message).code("unsupported_model"));
     }
     if let Some(code) = form.language {
-        let known = if speech.multilingual { speech.language_id(code).is_some() } else { code == "en" };
+        let known = if speech.multilingual {
+            speech.language_id(code).is_some()
+        } else {
+            code == "en"
+        };
         if !known {
-            let message = format!("the model '{}' does not know the language '{code}'", model.name);
+            let message = format!(
+                "the model '{}' does not know the language '{code}'",
+                model.name
+            );
             return Err(ApiError::invalid("language", message));
         }
     }
@@ -26,10 +36,15 @@ pub fn settle(form: &Transcription, model: &ModelEntry) -> Result<Settings, ApiE
     }
     let most = model.context / 2;
     if let Some(asked) = form.max_tokens.filter(|asked| *asked > most) {
-        let message = format!("'max_tokens' is {asked}, but a window of this model has at most {most} tokens");
+        let message = format!(
+            "'max_tokens' is {asked}, but a window of this model has at most {most} tokens"
+        );
         return Err(ApiError::invalid("max_tokens", message));
     }
-    let prompt = form.prompt.as_deref().map(|prompt| speech.encode(&model.text, prompt));
+    let prompt = form
+        .prompt
+        .as_deref()
+        .map(|prompt| speech.encode(&model.text, prompt));
     let prompt = prompt.transpose().map_err(|e| {
         ApiError::invalid("prompt", format!("'prompt' could not be tokenized: {e}"))
     })?;

@@ -291,7 +291,11 @@ fn max_tokens(form: &mut Form) -> Result<Option<u32>, ApiError> {
     let Some(given) = form.one(name)? else {
         return Ok(None);
     };
-    let number = given.trim().parse::<u32>().ok().filter(|number| *number > 0);
+    let number = given
+        .trim()
+        .parse::<u32>()
+        .ok()
+        .filter(|number| *number > 0);
     number.map(Some).ok_or_else(|| {
         let message = format!("'{name}' must be a whole number of at least 1, not {given:?}");
         ApiError::invalid(name, message)

@@ -2,8 +2,8 @@
 
 use super::wire::{DecodeError, Reader};
 use super::{
-    AsrResult, Done, Envelope, FromWorker, Load, ReadyModel, Stats, TokenRow, WorkerError, WorkerHello,
-    MAX_BYTES, SCHEMA, VERSION,
+    AsrResult, Done, Envelope, FromWorker, Load, ReadyModel, Stats, TokenRow, WorkerError,
+    WorkerHello, MAX_BYTES, SCHEMA, VERSION,
 };
 use crate::route::request::{FinishReason, TokenLogprob, Usage};
 

@@ -150,7 +150,9 @@ impl MapWriter {
         if value == default {
             return Ok(());
         }
-        self.entry(key, |o| put::write_bool(o, value).map_err(put::ValueWriteError::InvalidMarkerWrite))
+        self.entry(key, |o| {
+            put::write_bool(o, value).map_err(put::ValueWriteError::InvalidMarkerWrite)
+        })
     }
 
     fn ids(&mut self, key: &str, ids: &[u32]) -> Written {
