@@ -16,8 +16,7 @@ from denizen.worker.models.whisper.mel import LogMel, mel_filters
 from transformers import WhisperFeatureExtractor
 
 from tests.models.harness import load
-from tests.models.speech import build_tiny
-from tests.models.test_whisper import sound
+from tests.models.speech import build_tiny, sound
 
 CPU = torch.device("cpu")
 #: Published sizes: vocabulary, width, mel bins, encoder and decoder layers, heads.

@@ -12,8 +12,8 @@ from denizen.worker.protocol import Done, Error
 from denizen.worker.resident.planner import PlanMode
 from denizen.worker.teacher import teacher_forced
 
-from tests.models.speech import ENGLISH, NO_TIMESTAMPS, START, TRANSCRIBE, Pair, SpeechHarness, build_tiny
-from tests.models.test_whisper import BOUND, sound
+from tests.models.speech import ENGLISH, NO_TIMESTAMPS, START, TRANSCRIBE, Pair, SpeechHarness, build_tiny, sound
+from tests.models.test_whisper import BOUND
 from tests.worker.peer import Peer, assert_empty
 from tests.worker.static_steps import serve_static
 from tests.worker.toy import serve_toy
