@@ -29,6 +29,7 @@ from denizen.worker.models.whisper.config import WhisperConfig  # noqa: E402
 from denizen.worker.models.whisper.ids import Ids  # noqa: E402
 from denizen.worker.models.whisper.model import WhisperModel  # noqa: E402
 from denizen.worker.models.whisper.weights import load_weights  # noqa: E402
+from denizen.worker.protocol import Done  # noqa: E402
 from denizen.worker.served import ServedModel  # noqa: E402
 from gpu_support import CUDA, capture  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
@@ -172,8 +173,9 @@ def load(model: WhisperModel, rows: int, requests: int) -> None:
                 pcm = random_pcm[: int(length * 16000)].tobytes()
                 # Without stop ids a request runs to its last token.
                 peer.submit(number, prompt, count, model="whisper", audio=pcm, asr=AsrOptions(timestamps=False))
-            peer.finish(*range(first, number + 1))
+            ends = [outcome.end for outcome in peer.finish(*range(first, number + 1))]
             took = time.monotonic() - began
+            assert all(isinstance(end, Done) for end in ends), next(end for end in ends if not isinstance(end, Done))
             print(f"pass {turn}: {requests / took:7.1f} requests/s, {sum(counts) / took:8.0f} tokens/s", flush=True)
         # Decode alone: all rows long, few windows to hear.
         first = number + 1
