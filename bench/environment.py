@@ -86,15 +86,17 @@ def _run(*command: str) -> str | None:
 def _source() -> dict[str, Any]:
     """Commit and dirty flag of the tree that the harness runs from; None for an installed wheel.
 
-    Sources that travelled without their history bring both in the environment (`scripts/gpu_bundle.py`).
+    What the environment says comes first (`scripts/gpu_bundle.py`): sources that travelled have no history, or one that
+    is not theirs.
     """
+    if commit := os.environ.get("DENIZEN_COMMIT"):
+        return {"commit": commit, "dirty": os.environ.get("DENIZEN_DIRTY", "0") != "0"}
     folder = str(Path(__file__).resolve().parent)
-    commit = _run("git", "-C", folder, "rev-parse", "HEAD")
-    if commit:
-        status = _run("git", "-C", folder, "status", "--porcelain")
-        return {"commit": commit, "dirty": None if status is None else bool(status)}
-    dirty = os.environ.get("DENIZEN_DIRTY")
-    return {"commit": os.environ.get("DENIZEN_COMMIT"), "dirty": None if dirty is None else dirty != "0"}
+    status = _run("git", "-C", folder, "status", "--porcelain")
+    return {
+        "commit": _run("git", "-C", folder, "rev-parse", "HEAD"),
+        "dirty": None if status is None else bool(status),
+    }
 
 
 def _gpus() -> list[dict[str, str]]:

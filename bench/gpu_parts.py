@@ -34,7 +34,8 @@ REQUESTS_A_USER = {1: 10, 16: 10, 128: 10, 256: 6}
 _BF16_USERS = (16, 128)
 _ABBA_USERS, _ABBA_REQUESTS = (16, 128), 4
 CONTEXTS = (512, 16_000)
-_CONTEXT_USERS, _CONTEXT_OUTPUT = 8, 256
+#: They start together and decode for long: most steps then have no prefill beside them, which costs the host too.
+_CONTEXT_USERS, _CONTEXT_OUTPUT = 8, 1024
 _WAVE_PASSES = 4
 #: Steps of a bucket that are dropped at a server's start, and without which it says nothing.
 _PHASE_SKIP, _PHASE_MIN = 20, 20
@@ -132,9 +133,8 @@ class Bench(GpuRun[Load, LoadSummary]):
     def context(self) -> None:
         """Host time of a decode step of one bucket at short and long contexts, in turns on one server."""
         output, users = (_CONTEXT_OUTPUT, _CONTEXT_OUTPUT), _CONTEXT_USERS
-        requests = max(users, round(2 * users * self.options.scale))
         loads = [
-            Load(f"context {tokens}, turn {turn + 1}", users, requests, output, tokens)
+            Load(f"context {tokens}, turn {turn + 1}", users, users, output, tokens)
             for turn, tokens in enumerate((*self.contexts, *reversed(self.contexts)))
         ]
         live = self._phases_folder("context")

@@ -111,7 +111,7 @@ class Engine:
                     self._iterate()
                 self.stats.send()
         finally:
-            closed = self._aligner.close(_CLOSE_S) and self._device.close(_CLOSE_S)
+            closed = all([self._device.close(_CLOSE_S), self._aligner.close(_CLOSE_S)])
             self.stopwatch.close()
         if not closed:
             _log.warning("a step is still running after %.0f s", _CLOSE_S)
@@ -205,7 +205,7 @@ class Engine:
             self.stopwatch.of("decode")
 
     def _idle_timeout_ms(self) -> int:
-        if self._draining:
+        if self._draining and not self._resting:
             return 0
         if self.channel.backlog:
             return _RETRY_MS
@@ -256,7 +256,6 @@ class Engine:
         self._lanes[step.served.name].under_way[walk] -= 1
         self._under_way[walk] -= 1
         late = scheduler.leaving
-        scheduler.complete(plan)
         if step.result is None:
             self._fail(step)
         elif plan.group is not None and not late and not plan.sample.features & Feature.LOGPROBS:
@@ -264,6 +263,7 @@ class Engine:
             self._deliver_group(plan, plan.group, step.result)
         else:
             self._deliver(step, step.result)
+        scheduler.complete(plan)  # last: a request that ends may still need what only waited for this step
         self.stopwatch.lap("device_work")
         self.stopwatch.step(walk, plan.bucket)
         if walk == "prefill":
@@ -349,9 +349,7 @@ class Engine:
 
     def _align(self, served: ServedModel, request: Request, reason: str) -> None:
         """The request has ended, but its terminal envelope waits for the times of its words."""
-        held = request.held
-        assert held is not None
-        served.scheduler.keep(request)
+        held = served.scheduler.keep(request)
         served.scheduler.end(request)
         self._aligner.submit(Alignment(served, request, reason, held.row, held.pages))
 

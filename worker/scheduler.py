@@ -233,9 +233,12 @@ class Scheduler:
                 del self._leaving[request]
                 self._free(held)
 
-    def keep(self, request: Request) -> None:
-        """Somebody reads what the running request holds: until :meth:`let_go` it is not freed, though it may end."""
-        self.ledger.keep(request.row)
+    def keep(self, request: Request) -> Holdings:
+        """Somebody reads what the request holds, while a step holds it: until :meth:`let_go` it is not freed, though
+        the request may end. Also of one that was preempted, whose last token was under way."""
+        held = request.held or self._leaving[request]
+        self.ledger.keep(held.row)
+        return held
 
     def let_go(self, row: int) -> None:
         """Ends :meth:`keep`."""

@@ -104,9 +104,7 @@ def test_the_environment_names_machine_and_source_and_no_secret() -> None:
     assert set(found) >= {"cpu", "gpus", "commit", "dirty", "python", "platform", "started", "load_average"}
 
 
-def test_sources_without_history_bring_their_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert environment.describe([])["commit"] != "abc"
-    monkeypatch.setattr(environment, "_run", lambda *command: None)
+def test_sources_that_travelled_bring_their_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DENIZEN_COMMIT", "abc")
     for value, dirty in (("0", False), ("1", True)):
         monkeypatch.setenv("DENIZEN_DIRTY", value)
@@ -114,5 +112,7 @@ def test_sources_without_history_bring_their_commit(monkeypatch: pytest.MonkeyPa
         assert (found["commit"], found["dirty"]) == ("abc", dirty)
     monkeypatch.delenv("DENIZEN_COMMIT")
     monkeypatch.delenv("DENIZEN_DIRTY")
+    assert environment.describe([])["commit"] != "abc"
+    monkeypatch.setattr(environment, "_run", lambda *command: None)
     found = environment.describe([])
     assert (found["commit"], found["dirty"]) == (None, None)

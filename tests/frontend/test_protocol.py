@@ -11,6 +11,8 @@ import msgpack
 import pytest
 from denizen.worker.protocol import (
     MAX_DEPTH,
+    AsrOptions,
+    AsrResult,
     Bye,
     Envelope,
     ProtocolError,
@@ -104,7 +106,13 @@ def test_a_row_longer_than_inline_gets_an_envelope_of_its_own() -> None:
         ([1, 3, 5, 0, {"model": "m", "ids": b"\0\0\0\0", "max_tokens": True}], "max_tokens"),
         ([1, 3, 5, 0, {"model": "m", "ids": b"\0\0\0\0", "max_tokens": 1, "top_p": "1"}], "top_p"),
         ([1, 3, 5, 0, {"model": "m", "ids": b"\0\0\0\0", "max_tokens": 1, "logit_bias": [[1]]}], "logit_bias"),
+        ([1, 3, 5, 0, {"model": "m", "ids": b"\0\0\0\0", "max_tokens": 1, "asr": []}], "SUBMIT.asr"),
+        ([1, 3, 5, 0, {"model": "m", "ids": b"\0\0\0\0", "max_tokens": 1, "asr": {"words": 1}}], "words"),
+        ([1, 3, 5, 0, {"model": "m", "ids": b"\0\0\0\0", "max_tokens": 1, "asr": {"forced": [-1]}}], "forced"),
         ([1, 7, 5, 0, {"reason": "tired"}], "reason"),
+        ([1, 7, 5, 0, {"reason": "stop", "asr": 1}], "DONE.asr"),
+        ([1, 7, 5, 0, {"reason": "stop", "asr": {"times": ["0"]}}], "times"),
+        ([1, 7, 5, 0, {"reason": "stop", "asr": {"no_speech": "0"}}], "no_speech"),
         ([1, 5, 0, 0, {"rows": [[1, 2]]}], "row"),
         ([1, 3, 5, 0, []], "SUBMIT"),
         ([2, 4, 5, 0, {}], "version 2"),
@@ -149,6 +157,21 @@ def test_garbage_never_raises_anything_but_protocol_error() -> None:
             decode(bytes(data[: rng.randrange(len(data) + 1)] if rng.random() < 0.2 else data))
         except ProtocolError:
             continue
+
+
+def test_asr_maps_have_defaults() -> None:
+    ids = {"model": "m", "ids": b"\0\0\0\0", "max_tokens": 1}
+    plain, empty = (decode(msgpack.packb([1, 3, 5, 0, ids | more])) for more in ({}, {"asr": {"timestamps": None}}))
+    assert plain is not None
+    assert plain.body.asr is None  # type: ignore[union-attr]
+    assert empty is not None
+    assert empty.body.asr == AsrOptions(True, False, (), False)  # type: ignore[union-attr]
+    full = decode((GOLDEN / "submit_asr_full.bin").read_bytes())
+    assert full is not None
+    assert full.body.asr == AsrOptions(False, True, (50360, 50364), True)  # type: ignore[union-attr]
+    done = decode((GOLDEN / "done_asr_words.bin").read_bytes())
+    assert done is not None
+    assert done.body.asr == AsrResult(0.5, -1.5, (0.0, 0.5, 29.75))  # type: ignore[union-attr]
 
 
 def test_submit_survives_a_round_trip_with_every_field() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -291,3 +292,15 @@ def test_an_idle_server_uses_no_cpu(stub: Stub) -> None:
     answers(server)
     server.settles()
     assert idle_cpu(server.pid, 5) < 3
+
+
+def test_a_worker_whose_last_request_was_aborted_is_ready(stub: Stub) -> None:
+    """Symptom: 503 half a minute after a client left, because the worker still said that it decodes."""
+    server = stub("--hang-limit", "4", step_ms=5)
+    stream = server.stream(PATH, {"prompt": "abc", "max_tokens": 4000})
+    next(stream)
+    stream.close()
+    server.settles()
+    since = time.monotonic()
+    while time.monotonic() - since < 1.5:  # a quarter of the limit, and a look at the heartbeat
+        assert server.get("/ready") == 200

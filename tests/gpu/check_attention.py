@@ -302,3 +302,5 @@ def test_cross_attention_of_ragged_queries_at_boundaries() -> None:
     for tokens in (64, 512):
         for on_device in (False, True):
             _prefill(*CROSS, PREFILL_ROWS, tokens, causal=False, on_device=on_device)
+    for rows in (1, 2, 4):  # audio is prefilled in as few rows as there are
+        _prefill(*CROSS, rows, 64, causal=False, on_device=True)

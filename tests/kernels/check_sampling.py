@@ -136,5 +136,27 @@ def test_thresholds_and_filtered_tokens_equal_the_reference() -> None:
             assert bool(kept.gather(1, tokens[:, None])[drawing].all()), "a token that was filtered out"
 
 
+def test_rows_whose_rules_leave_few_tokens_draw_one_of_them() -> None:
+    """Whole groups and blocks of the vocabulary cannot be sampled, up to a single id that can."""
+    g = generator(4)
+    vocab, rows = 9001, 8
+    logits = torch.full((rows, vocab), float("-inf"))
+    for row in range(rows):
+        left = torch.randperm(vocab, generator=g)[: [1, 1, 2, 40, 40, 300, 300, 1][row]]
+        logits[row, left] = torch.randn(len(left), generator=g) * 3
+    settings = [(0, 1, 0), (20, 1, 0), (0, 0.5, 0), (20, 1, 0), (0, 0.7, 0), (0, 0.9, 0.02), (100, 0.9, 0), (0, 0.5, 0)]
+    block = torch.tensor([(0.8, *setting) for setting in settings])
+    top_k = block[:, 1].to(torch.int32)
+    seed, position = torch.arange(rows), torch.arange(rows) * 7
+    for dtype in (torch.float32, torch.bfloat16):
+        mine, wide = on_device(logits.to(dtype)), on_device(block)
+        want = filter_threshold(logits.to(dtype), block[:, 0], top_k, block[:, 2], block[:, 3])
+        got = filter_threshold_triton(mine, wide[:, 0], on_device(top_k), wide[:, 2], wide[:, 3])
+        tokens = gumbel_argmax_triton(mine, wide[:, 0], on_device(seed), on_device(position), got).cpu()
+        allowed = (logits > float("-inf")) & (logits.to(dtype).float() >= want[:, None])
+        assert bool(allowed.gather(1, tokens[:, None]).all()), tokens.tolist()
+        same(tokens, gumbel_argmax(logits.to(dtype), block[:, 0], seed, position, want), f"tokens {dtype}")
+
+
 def _full(values: list[float] | list[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.tensor(values, dtype=dtype, device=DEVICE)

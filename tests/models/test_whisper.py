@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from denizen.worker.asr import AsrOptions
@@ -16,20 +15,13 @@ from tests.models.speech import (
     Pair,
     SpeechHarness,
     build_tiny,
+    sound,
     window,
 )
 
 BOUND = 1e-4
 PROMPT = [START, ENGLISH, TRANSCRIBE, NO_TIMESTAMPS]
 TEXT = AsrOptions(timestamps=False)
-
-
-def sound(seconds: float, seed: int) -> np.ndarray:
-    """Noise whose loudness and pitch wander."""
-    random = np.random.RandomState(seed)
-    time = np.arange(int(seconds * 16000)) / 16000
-    tone = np.sin(2 * np.pi * (200 + 100 * np.sin(time * (1 + seed))) * time)
-    return (tone * random.rand() * 0.5 + random.randn(len(time)) * 0.05 * (1 + np.sin(time))).astype(np.float32)
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 import torch
 from denizen.worker.asr import AsrOptions
@@ -12,11 +12,14 @@ from denizen.worker.protocol import Done, Error
 from denizen.worker.resident.planner import PlanMode
 from denizen.worker.teacher import teacher_forced
 
-from tests.models.speech import ENGLISH, NO_TIMESTAMPS, START, TRANSCRIBE, Pair, SpeechHarness, build_tiny
-from tests.models.test_whisper import BOUND, sound
+from tests.models.speech import ENGLISH, NO_TIMESTAMPS, START, TRANSCRIBE, Pair, SpeechHarness, build_tiny, sound
+from tests.models.test_whisper import BOUND
 from tests.worker.peer import Peer, assert_empty
 from tests.worker.static_steps import serve_static
 from tests.worker.toy import serve_toy
+
+if TYPE_CHECKING:
+    import numpy as np
 
 #: Of the encoder: windows of 2.4 s, whose context ends within a page.
 POSITIONS = 120

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -13,10 +11,10 @@ from tokenizers import Tokenizer
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 
 from tests.models import real_whisper
+from tests.models.real_whisper import LANGUAGE_AND_TASK, word_errors, words
 from tests.models.speech import Pair, SpeechHarness, window
 
 BOUND = 1e-3
-LANGUAGE_AND_TASK = {"base": (50259, 50359), "tiny.en": ()}
 
 
 class Real(Pair):
@@ -43,22 +41,6 @@ def real(request) -> Real:
 @pytest.fixture(scope="module")
 def clips() -> list[real_whisper.Clip]:
     return real_whisper.or_skip(real_whisper.clips)
-
-
-def words(text: str) -> list[str]:
-    text = text.lower().replace("mr.", "mister").replace("-", " ")
-    return re.findall(r"[a-z']+", text)
-
-
-def word_errors(said: str, heard: str) -> int:
-    """Edit distance in words."""
-    expected, got = words(said), words(heard)
-    row = list(range(len(got) + 1))
-    for i, word in enumerate(expected, 1):
-        above, row = row, [i]
-        for j, other in enumerate(got, 1):
-            row.append(min(above[j] + 1, row[-1] + 1, above[j - 1] + (word != other)))
-    return row[-1]
 
 
 def test_encoder_and_logits_equal_the_reference(real, clips):

@@ -130,7 +130,7 @@ def measure(rows: int, seconds: dict[str, float], timers, low: int, high: int, t
     model = ToyModel(vocab=120_000, context=1024)
     served = serve_toy(model, kv_tokens=1024 * 256, page_size=16, max_rows=256, prefill_chunk=1024,
                        buckets=list(decode_buckets(256)))  # fmt: skip
-    served.scheduler.prefill_rows = PREFILL_ROWS
+    served.scheduler.prefill_rows = (PREFILL_ROWS,)
     served.scheduler.gather_steps = GATHER_STEPS
     served.runner = SimpleNamespace(launch=Stream(seconds).launch)
     chance = random.Random(1)
@@ -143,7 +143,7 @@ def measure(rows: int, seconds: dict[str, float], timers, low: int, high: int, t
     gc.freeze()
     began = time.perf_counter()
     engine.run()
-    return 1e6 * (time.perf_counter() - began) / max(1, engine._decode_tokens // rows)
+    return 1e6 * (time.perf_counter() - began) / max(1, engine.stats.decode_tokens // rows)
 
 
 def main() -> None:

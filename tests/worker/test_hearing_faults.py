@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 
 import numpy as np
@@ -13,7 +14,7 @@ from denizen.worker.channel import Channel
 from denizen.worker.config import EngineConfig, PoolConfig, SchedulerConfig
 from denizen.worker.errors import CapacityError, ModelError
 from denizen.worker.models.base import RowInput, Walk
-from denizen.worker.protocol import Abort, Done, Error, encode
+from denizen.worker.protocol import Abort, Done, Drain, Error, encode
 from denizen.worker.served import ServedModel
 
 from tests.worker.hearing import HearingModel, serve_hearing, sound
@@ -169,6 +170,37 @@ def test_other_rows_go_on_while_words_are_aligned(overlap):
     assert_empty(served)
 
 
+@pytest.mark.parametrize("end", ["drain", "stop"])
+def test_an_engine_that_ends_lets_words_be_aligned(end):
+    """DRAIN waits for them, without spinning; a stop does not leave a thread that reads pages behind."""
+    gate, reached, model = threading.Event(), threading.Event(), HearingModel()
+    served = serve_hearing(model=model)
+    align = model.align
+
+    def gated(*arguments):
+        reached.set()
+        assert gate.wait(60)
+        return align(*arguments)
+
+    model.align = gated
+    before = set(threading.enumerate())
+    with Peer([served]) as peer:
+        peer.submit(1, [3, 1], 6, model="hearing", audio=AUDIO, asr=WORDS)
+        peer.until(reached.is_set)
+        if end == "drain":
+            blocked = peer.arena.blocking
+            peer.send(Drain())
+            peer.until(lambda: peer.arena.blocking > blocked + 1)
+        else:
+            peer.engine.stop("enough")
+        gate.set()
+        peer.until(lambda: peer.bye is not None)
+        if end == "drain":
+            assert len(peer.finish(1)[0].end.asr.times) == 7
+            assert_empty(served)
+    assert set(threading.enumerate()) <= before
+
+
 def test_an_alignment_that_fails_fails_its_request_alone():
     model = HearingModel()
     served = serve_hearing(model=model)
@@ -269,3 +301,42 @@ def test_phases_and_stats_of_requests_with_audio():
         assert (stats.kv_pages, stats.state_slots) == (0, 0)
     assert peer.arena.phases[-1] == 4
     assert {2, 3, 4} <= set(peer.arena.phases)
+
+
+@pytest.mark.parametrize("serve", [serve_toy, serve_static])
+def test_random_loads_leave_nothing_behind_and_every_answer_right(serve):
+    """Aborts at any time among preemptions and alignments, beside a model of text; rows and pages are few."""
+    chance = random.Random(11)
+    hearing, text = serve_hearing(serve, kv_tokens=40, max_rows=4), serve_toy(max_rows=2)
+    model, asked = hearing.model, {}
+    with Peer([hearing, text]) as peer:
+        for number in range(1, 121):
+            if number % 5 == 0:
+                peer.submit(number, [number % 97, 3], chance.randint(1, 30))
+            else:
+                options = AsrOptions(chance.random() < 0.5, words=chance.random() < 0.5)
+                ids, pcm, max_tokens = (
+                    [chance.randrange(97), 1],
+                    sound(number, chance.randint(1, 40)),
+                    chance.randint(1, 30),
+                )
+                asked[number] = ids, pcm, options, max_tokens
+                peer.submit(number, ids, max_tokens, model="hearing", audio=pcm.tobytes(), asr=options, stop_ids=[42])
+            if chance.random() < 0.4:
+                peer.abort(max(1, number - int(chance.expovariate(0.5))))
+            if chance.random() < 0.3:
+                chosen = chance.randint(1, number)
+                peer.until(lambda chosen=chosen: peer.outcomes[chosen].rows or peer.outcomes[chosen].end)
+        peer.finish()
+        outcomes = peer.outcomes
+    assert_empty(hearing)
+    assert_empty(text)
+    reasons = [outcome.end.reason for outcome in outcomes.values()]
+    assert all(reasons.count(reason) > 5 for reason in ("abort", "stop", "length"))
+    for number, request in asked.items():
+        outcome, answer = outcomes[number], model.transcript(*request, 42)
+        assert outcome.tokens == answer.tokens[: len(outcome.tokens)]
+        if outcome.end.reason != "abort":
+            assert outcome.tokens == answer.tokens
+            assert outcome.end.asr.avg_logprob == pytest.approx(answer.avg_logprob, abs=1e-4)
+            assert outcome.end.asr.times is None or outcome.end.asr.times == pytest.approx(answer.times, abs=2e-2)

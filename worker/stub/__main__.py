@@ -105,6 +105,7 @@ class Stub:
         """Handles what has come; waits only if there is nothing else to do."""
         timeout = 0
         if not self._engine.busy:
+            self._arena.set_phase(IDLE)  # here, since an abort may have ended the last request
             timeout = -1
             if self._stats != self._engine.stats():
                 timeout = max(0, int((self._stats_at + STATS_SECONDS - time.monotonic()) * 1000) + 1)
@@ -149,8 +150,6 @@ class Stub:
             if self._has("double"):
                 self._channel.send_tokens([TokenRow(request, done.completion, 0)])
                 self._channel.send(Done("length"), request)
-        if not self._engine.busy:
-            self._arena.set_phase(IDLE)
 
     def _report(self, at_once: bool = False) -> None:
         stats = self._engine.stats()

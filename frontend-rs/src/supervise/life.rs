@@ -15,7 +15,7 @@ use super::link::{self, LinkEnd};
 use super::output::Output;
 use super::plan::WorkerPlan;
 use super::spawn::Spawner;
-use super::watch::{judge, Verdict, INTERVAL};
+use super::watch::{judge, Looks, Verdict, INTERVAL};
 use super::{Launch, Stop, WorkerEvent};
 use crate::route::envelope::{ToWorker, WorkerError, WorkerHello, SCHEMA};
 use crate::route::{Notice, Router};
@@ -129,6 +129,7 @@ impl Life<'_> {
         let mut drain = AbortOnDrop(tokio::spawn(drain));
         let mut tick = interval(INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut looks = Looks::new(Instant::now());
         let mut asked = Stop::No;
         loop {
             tokio::select! {
@@ -169,6 +170,9 @@ impl Life<'_> {
                     return if asked == Stop::No { Served::Gone } else { Served::Asked };
                 }
                 _ = tick.tick() => {
+                    if !looks.due(Instant::now()) {
+                        continue;
+                    }
                     if let Some(why) = self.look(host, watched) {
                         watched.hung = Some(why);
                         return Served::Hung;

@@ -3,7 +3,7 @@
 //! The beat says that the process is scheduled at all; the phase says what its engine does, and each phase may take its
 //! own time. No request is sent to find out, and a long prefill is not mistaken for a fault.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use denizen_shm::{Heartbeat, Phase};
 
@@ -64,6 +64,33 @@ impl Limits {
             Phase::Decode => self.decode,
             Phase::Idle => self.idle,
         }
+    }
+}
+
+/// A look that comes so late says that this process, and perhaps the whole machine, stood still.
+const LATE: Duration = Duration::from_millis(750);
+
+/// When to look. After a pause of our own the workers get one interval to beat again before they are judged.
+#[derive(Debug)]
+pub struct Looks {
+    last: Instant,
+    excused: bool,
+}
+
+impl Looks {
+    pub fn new(now: Instant) -> Self {
+        Self {
+            last: now,
+            excused: false,
+        }
+    }
+
+    /// At every tick: whether to judge by what can be seen now. Two ticks in a row are never left out.
+    pub fn due(&mut self, now: Instant) -> bool {
+        let late = now.duration_since(self.last) > LATE;
+        self.last = now;
+        self.excused = late && !self.excused;
+        !self.excused
     }
 }
 
@@ -141,6 +168,24 @@ mod tests {
 
     fn judge_at(heartbeat: &Heartbeat, busy: bool) -> Verdict {
         judge(heartbeat, NEVER, busy, NEVER, &Limits::default())
+    }
+
+    #[test]
+    fn after_a_pause_of_our_own_workers_may_beat_first() {
+        let start = Instant::now();
+        let mut looks = Looks::new(start);
+        let mut now = start;
+        let mut due = |pause: Duration| {
+            now += pause;
+            looks.due(now)
+        };
+        assert!(due(INTERVAL));
+        assert!(!due(BEAT_STALLED));
+        assert!(due(INTERVAL));
+        // A machine that is always late is judged all the same.
+        assert!(!due(BEAT_STALLED));
+        assert!(due(BEAT_STALLED));
+        assert!(!due(BEAT_STALLED));
     }
 
     #[test]

@@ -81,7 +81,9 @@ def attention_matrix(
             x = x + layer.down(layer.up.gelu(_norm(x, layer.mlp_norm)))
     weight = torch.cat(looks)
     deviation, mean = torch.std_mean(weight, dim=1, keepdim=True, unbiased=False)
-    return median_filter((weight - mean) / deviation, config.median_filter_width).mean(0)
+    # A moment that no token looks at says nothing, rather than 0 / 0.
+    normal = torch.where(deviation > 0, (weight - mean) / deviation, 0.0)
+    return median_filter(normal, config.median_filter_width).mean(0)
 
 
 def _norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
