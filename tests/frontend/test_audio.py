@@ -23,7 +23,6 @@ from tests.e2e.waiting import eventually
 from .conftest import STUB, write_checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.e2e.running import Running
@@ -121,10 +120,7 @@ def test_the_openai_client_gets_every_format(server: Running, speech: bytes) -> 
     assert (verbose.words[0].word, verbose.words[0].start, verbose.words[-1].end) == (plain.text, 0.0, 2.0)
     assert "-->" in create(model="letters", file=("a.wav", speech), response_format="srt")
     assert create(model="letters", file=("a.wav", speech), response_format="vtt").startswith("WEBVTT\n\n")
-    translated = server.client.audio.translations.create(
-        model="letters", file=("a.wav", speech), response_format="json"
-    )
-    assert translated.text
+    assert post(server, speech, path="translations").json()["text"]
     events = list(create(model="letters", file=("a.wav", speech), stream=True))
     assert [event.type for event in events] == ["transcript.text.delta", "transcript.text.done"]
     assert events[0].delta == events[-1].text == plain.text
@@ -163,7 +159,8 @@ def test_an_unfinished_window_is_heard_on(stub: Stub, whisper: Path, speech: byt
     server = stub("--model", f"letters={whisper}", unfinished=True)
     body = post(server, repeated(speech, 45), response_format="verbose_json").json()
     # The first window's second half has no end, so that the next window begins at 15 s and reaches the end.
-    assert [(s["start"], s["end"]) for s in body["segments"]][0] == (0.0, 15.0)
+    first = body["segments"][0]
+    assert (first["start"], first["end"]) == (0.0, 15.0)
     assert body["segments"][-1]["end"] == 45.0
 
 
@@ -239,12 +236,24 @@ def test_a_worker_that_dies_is_told_or_survived(stub: Stub, whisper: Path, speec
     assert post(server, speech).status_code == 200
 
 
+def test_a_file_that_was_begun_survives_sigterm(stub: Stub, whisper: Path, speech: bytes) -> None:
+    """Symptom: a rolling restart cuts long files at the end of a window, though requests may finish."""
+    server = stub("--model", f"letters={whisper}", step_ms=10)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(post, server, repeated(speech, 95))
+        eventually(lambda: server.metrics()["denizen_audio_windows_total"] >= 1, "a window is done")
+        os.kill(server.pid, signal.SIGTERM)
+        body = pending.result().raise_for_status().json()
+    assert len(body["text"]) >= 190
+    eventually(lambda: not server.alive, "the server has gone")
+
+
 @pytest.fixture
-def files(tmp_path: Path, speech: bytes) -> Iterator[list[Path]]:
+def files(tmp_path: Path, speech: bytes) -> list[Path]:
     paths = [tmp_path / "one.wav", tmp_path / "two.wav", tmp_path / "broken.wav"]
     for path, content in zip(paths, [speech, repeated(speech, 40), b"nothing"], strict=True):
         path.write_bytes(content)
-    yield paths
+    return paths
 
 
 def test_transcribe_writes_a_file_each(denizen: Denizen, whisper: Path, files: list[Path], tmp_path: Path) -> None:
@@ -277,10 +286,12 @@ def test_transcribe_refuses_a_model_that_is_deaf(denizen: Denizen, checkpoint: P
 
 def test_transcribe_stops_when_told_to(whisper: Path, files: list[Path]) -> None:
     command = [find_binary(), "transcribe", str(files[1]), "--model", str(whisper), "--devices", "cpu", *STUB]
-    environment = os.environ | {"VIRTUAL_ENV": sys.prefix, "DENIZEN_STUB": json.dumps({"step_ms": 1000})}
+    environment = os.environ | {"VIRTUAL_ENV": sys.prefix, "DENIZEN_STUB": json.dumps({"step_ms": 1000, "load_ms": 50})}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    process.stderr.readline()
+    stderr = process.stderr
+    assert stderr is not None
+    # It has loaded, and listens to a window that would take a minute.
+    eventually(lambda: "100 %" in stderr.readline(), "the model is loaded")
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 1
-    assert "error: interrupted" in process.stderr.read()
+    assert "error: interrupted" in stderr.read()
