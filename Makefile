@@ -60,7 +60,7 @@ test-gpu: ## on a GPU machine, after gpu-bundle: check and time the kernels
 soak-gpu: ## on a GPU machine, after gpu-bundle: random load for five minutes, every state watched
 	. .gpu/env.sh && python3 tests/gpu/soak.py --minutes 5
 
-bench-gpu: ## on a GPU machine, after gpu-bundle: measure text over HTTP; BENCH="--parts loops" to choose
+bench-gpu: ## on a GPU machine, after gpu-bundle: measure over HTTP; BENCH="--parts loops" or BENCH="asr" to choose
 	scripts/bench_gpu.sh $(BENCH)
 
 fuzz: ## fuzz the arena's readers, a minute each

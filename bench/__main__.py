@@ -6,15 +6,18 @@ import argparse
 import signal
 import sys
 
-try:
-    from denizen.bench import arena, cpu_text, frontend, gpu_text, phases, text
-except ModuleNotFoundError as missing:  # the base install leaves out what only the harness needs
-    if missing.name not in ("aiohttp", "tqdm"):
-        raise
-    sys.exit(f"denizen-bench: {missing.name} is not installed: pip install 'denizen[bench]'")
 from denizen.bench.errors import BenchError
 
-_COMMANDS = (text, cpu_text, gpu_text, frontend, arena, phases)
+_EXTRA = ("aiohttp", "jiwer", "soundfile", "tqdm", "whisper_normalizer")
+_REMEDY = "denizen-bench: {} is not installed: pip install 'denizen[bench]'"
+try:
+    from denizen.bench import arena, asr, cpu_text, frontend, gpu_asr, gpu_text, phases, text
+except ModuleNotFoundError as missing:  # the base install leaves out what only the harness needs
+    if missing.name not in _EXTRA:
+        raise
+    sys.exit(_REMEDY.format(missing.name))
+
+_COMMANDS = (text, asr, cpu_text, gpu_text, gpu_asr, frontend, arena, phases)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -33,6 +36,11 @@ def main(argv: list[str] | None = None) -> int:
         status: int = options.run(options)
     except BenchError as error:
         print(f"denizen-bench: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as missing:
+        if missing.name not in _EXTRA:
+            raise
+        print(_REMEDY.format(missing.name), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("denizen-bench: interrupted", file=sys.stderr)

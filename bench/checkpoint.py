@@ -16,8 +16,9 @@ import lzma
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from denizen.bench import whisper_checkpoint
 from denizen.bench.errors import BenchError
 
 if TYPE_CHECKING:
@@ -38,16 +39,18 @@ _OUTPUT_GAIN = 1.5
 _BLOCK = 16 << 20
 
 
-def shapes() -> list[str]:
-    """Names of the shapes that there are."""
-    return sorted(path.stem for path in _SHAPES.glob("*.json"))
+def shapes(kind: Literal["text", "asr"] | None = None) -> list[str]:
+    """Names of the shapes that there are, or of those of one kind."""
+    names = sorted(path.stem for path in _SHAPES.glob("*.json"))
+    return [name for name in names if kind is None or name.startswith("whisper") == (kind == "asr")]
 
 
 def write(shape: str, folder: Path, tokenizer: Path, *, seed: int = 0) -> None:
-    """Writes config, bf16 weights, tokenizer and ChatML template to `folder`; equal arguments write equal weights.
+    """Writes configs, bf16 weights and tokenizer to `folder`; equal arguments write equal weights.
 
     `tokenizer` is a `tokenizer.json`, as it is or as `.xz`. Raises BenchError for an unknown shape, a tokenizer that
-    cannot be read or lacks ChatML's tokens, and one whose ids exceed the shape's vocabulary.
+    cannot be read or lacks the special tokens that its kind of model needs, and one whose ids do not fit the shape's
+    vocabulary.
     """
     # Here, since the command line asks this module for its shapes and should not load PyTorch for that.
     import torch
@@ -55,14 +58,29 @@ def write(shape: str, folder: Path, tokenizer: Path, *, seed: int = 0) -> None:
 
     if shape not in shapes():
         raise BenchError(f"there is no shape '{shape}'; known: {', '.join(shapes())}")
-    config: dict[str, Any] = json.loads((_SHAPES / f"{shape}.json").read_text(encoding="utf-8"))
-    text = config["text_config"]
+    found: dict[str, Any] = json.loads((_SHAPES / f"{shape}.json").read_text(encoding="utf-8"))
     content = _read_tokenizer(tokenizer)
-    ends = _end_ids(tokenizer, content, text["vocab_size"])
+    draw = _random
+    if shape in shapes("asr"):
+        files = whisper_checkpoint.files(found, tokenizer, content)
+        sizes, draw = whisper_checkpoint.tensors(found["config"]), whisper_checkpoint.random
+    else:
+        files, sizes = _files(found, tokenizer, content), _tensors(found["text_config"])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_bytes(content)
+    for name, value in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {name: draw(name, size, generator) for name, size in sizes}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _files(config: dict[str, Any], tokenizer: Path, content: bytes) -> dict[str, dict[str, Any]]:
+    """The JSON files of a text checkpoint, with a ChatML template, by name without suffix."""
+    text = config["text_config"]
+    ends = _end_ids(tokenizer, content, text["vocab_size"])
     text["eos_token_id"] = ends[0]
-    for name, value in {
+    return {
         "config": config,
         "generation_config": {"eos_token_id": ends, "do_sample": False},
         "tokenizer_config": {
@@ -72,11 +90,7 @@ def write(shape: str, folder: Path, tokenizer: Path, *, seed: int = 0) -> None:
             "chat_template": _TEMPLATE,
             "clean_up_tokenization_spaces": False,
         },
-    }.items():
-        (folder / f"{name}.json").write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {name: _random(name, size, generator) for name, size in _tensors(text)}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    }
 
 
 def sha256(folder: Path) -> str:

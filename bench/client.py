@@ -1,16 +1,14 @@
-"""Sends a request to an OpenAI-compatible server and times its answer."""
+"""Requests for text, and their answers: streamed, event by event, or whole."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import urlsplit
 
+from denizen.bench.api import Client, ErrorEvent, Target, Whole, error_text, path_of
 from denizen.bench.errors import BenchError
-from denizen.bench.http1 import Pool
 from denizen.bench.schema import Record
 from denizen.bench.sse import Events
 
@@ -23,23 +21,18 @@ _PATHS: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/
 _TEXT = re.compile(rb'"(?:content|text|reasoning_content)": ?"([^"\\]+)"')
 
 
-@dataclass(frozen=True)
-class Target:
-    """Where and how requests are sent."""
+@dataclass(frozen=True, kw_only=True)
+class TextTarget(Target):
+    """A server of text."""
 
-    url: str
-    """Base URL, with or without `/v1`."""
-    model: str
     endpoint: Endpoint = "chat"
-    api_key: str | None = None
     stream: bool = True
     ignore_eos: bool = False
-    timeout: float = 600.0
     extra: dict[str, Any] = field(default_factory=dict)
     """Further fields of every body, for example `temperature`."""
 
-    def route(self, path: str) -> str:
-        return self.url.rstrip("/").removesuffix("/v1") + path
+    def connect(self) -> TextClient:
+        return TextClient(self)
 
     def body(self, job: Job) -> dict[str, Any]:
         body: dict[str, Any] = {"model": self.model, "max_tokens": job.max_tokens, "seed": job.seed, **self.extra}
@@ -57,85 +50,34 @@ class Target:
         return body
 
 
-class Client:
-    """One connection pool to one target. Use as an async context manager."""
+class TextClient(Client):
+    """Sends requests for text."""
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
-        self._path = _path(target.route(_PATHS[target.endpoint]))
-        headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
-        self._pool = Pool(target.url, headers)
-
-    async def __aenter__(self) -> Client:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._pool.close()
-
-    async def models(self) -> list[str]:
-        """Names that the server offers. Raises BenchError if it cannot be asked."""
-        url = self.target.route("/v1/models")
-        answer = _Whole()
-        try:
-            async with asyncio.timeout(self.target.timeout):
-                await self._pool.request(_path(url), answer)
-            if answer.status != 200:
-                raise BenchError(f"{url} answered {answer.status}: {_error_text(answer.text())}")
-            return [str(model["id"]) for model in json.loads(answer.text())["data"]]
-        except OSError as error:  # TimeoutError among them
-            raise BenchError(f"no server answers at {url} ({error}); is --url right?") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise BenchError(f"{url} did not answer with a list of models; is it an OpenAI-compatible API?") from error
+    def __init__(self, target: TextTarget) -> None:
+        super().__init__(target)
+        self._target = target
+        self._path = path_of(target.route(_PATHS[target.endpoint]))
 
     async def send(self, job: Job, scheduled: float, clock: Clock) -> Record:
-        """Sends `job`; whatever goes wrong is in the record's `error`."""
         record = Record(index=job.index, max_tokens=job.max_tokens, scheduled=scheduled)
-        payload = json.dumps(self.target.body(job)).encode()
-        answer = _Stream(record, clock) if self.target.stream else _Whole()
-        record.sent = clock.now()
-        try:
-            async with asyncio.timeout(self.target.timeout):
-                await self._pool.request(self._path, answer, payload)
-            if answer.status != 200:
-                record.error = f"HTTP {answer.status}: {_error_text(answer.text())}"
-            elif isinstance(answer, _Stream):
-                answer.end()
-            else:
-                _read_answer(answer.text(), record)
-        except _ErrorEvent as error:
-            record.error = f"error event: {error}"
-        except TimeoutError:
-            record.error = f"no complete answer within {self.target.timeout:g} s"
-        except OSError as error:
-            record.error = f"broken connection: {error or type(error).__name__}"
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            record.error = f"an answer that is not OpenAI's ({type(error).__name__}: {error})"
-        record.end = clock.now()
+        payload = json.dumps(self._target.body(job)).encode()
+        answer = _Stream(record, clock) if self._target.stream else _Answer(record)
+        await self.exchange(record, clock, self._path, payload, answer, answer.end)
         return record
 
 
-class _ErrorEvent(Exception):
-    """The stream carried an error; its message."""
+class _Answer(Whole):
+    """An answer in one piece."""
+
+    def __init__(self, record: Record) -> None:
+        super().__init__()
+        self._record = record
+
+    def end(self) -> None:
+        _read_answer(self.text(), self._record)
 
 
-class _Whole:
-    """Keeps an answer (:class:`denizen.bench.http1.Sink`)."""
-
-    def __init__(self) -> None:
-        self.status = 0
-        self._parts: list[bytes] = []
-
-    def begin(self, status: int) -> None:
-        self.status = status
-
-    def feed(self, data: bytes) -> None:
-        self._parts.append(data)
-
-    def text(self) -> str:
-        return b"".join(self._parts).decode(errors="replace")
-
-
-class _Stream(_Whole):
+class _Stream(Whole):
     """Times the events of a streamed answer."""
 
     def __init__(self, record: Record, clock: Clock) -> None:
@@ -183,7 +125,7 @@ class _Stream(_Whole):
         record = self._record
         event = json.loads(data)
         if "error" in event:
-            raise _ErrorEvent(_error_text(data.decode(errors="replace")))
+            raise ErrorEvent(error_text(data.decode(errors="replace")))
         _read_usage(event, record)
         choices = event.get("choices") or ()
         texts = []
@@ -211,18 +153,3 @@ def _read_usage(message: dict[str, Any], record: Record) -> None:
     if usage:
         record.prompt_tokens = int(usage["prompt_tokens"])
         record.completion_tokens = int(usage["completion_tokens"])
-
-
-def _path(url: str) -> str:
-    """What of a URL goes into the request line."""
-    parts = urlsplit(url)
-    return parts.path + (f"?{parts.query}" if parts.query else "")
-
-
-def _error_text(text: str) -> str:
-    """The message of an error in OpenAI's shape, else the start of the text."""
-    try:
-        error = json.loads(text)["error"]
-        return str(error["message"] if isinstance(error, dict) else error)
-    except (ValueError, KeyError, TypeError):
-        return text[:200].strip() or "(empty body)"

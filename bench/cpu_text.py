@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
 from denizen.bench import environment
-from denizen.bench.client import Client, Target
+from denizen.bench.client import TextTarget
 from denizen.bench.errors import BenchError
 from denizen.bench.load import ClosedLoop
 from denizen.bench.options import add_report_options, finish, positive_int, progress, shown
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
             arguments = ["--model", f"{_MODEL}={checkpoint}", "--devices", "cpu", "--threads", str(options.threads)]
             url, model = stack.enter_context(Server(arguments)).url, _MODEL
         reference = stack.enter_context(transformers_child(checkpoint, options.threads))
-        target = Target(url=url, model=model, endpoint="completions", ignore_eos=True, extra={"temperature": 0})
+        target = TextTarget(url=url, model=model, endpoint="completions", ignore_eos=True, extra={"temperature": 0})
         bench = _Bench(reference, target, options, report.problems)
         bar = stack.enter_context(progress((options.rounds + 1) * len(_ORDER), "turn", options))
         for number in range(options.rounds + 1):
@@ -109,7 +109,9 @@ def run(options: argparse.Namespace) -> int:
 class _Bench:
     """Takes turns between the sides, over the same prompts."""
 
-    def __init__(self, reference: Reference, target: Target, options: argparse.Namespace, problems: list[str]) -> None:
+    def __init__(
+        self, reference: Reference, target: TextTarget, options: argparse.Namespace, problems: list[str]
+    ) -> None:
         self._reference = reference
         self._target = target
         self._options = options
@@ -142,7 +144,7 @@ class _Bench:
             for index in range(concurrency * self._options.requests)
         ]
         records: list[Record] = []
-        async with Client(self._target) as client:
+        async with self._target.connect() as client:
             wall = await ClosedLoop(concurrency).run(jobs, client.send, records.append)
         for record in records:
             record.error = check(record, ignore_eos=True, stream=True)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, cast
 
-from denizen.bench.client import Client
 from denizen.bench.errors import BenchError
 from denizen.bench.load import Clock, Share, Tickets
 from denizen.bench.strain import Strain
@@ -22,13 +21,12 @@ if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
     from typing import Any
 
-    from denizen.bench.client import Target
-    from denizen.bench.load import Arrivals
-    from denizen.bench.schema import Record
-    from denizen.bench.workload import Job
+    from denizen.bench.api import Target
+    from denizen.bench.load import Arrivals, Job
+    from denizen.bench.schema import Attempt
 
     Counter = Synchronized[int]
-    Pass = tuple[list[Record], list[Strain]]
+    Pass = tuple[list[Any], list[Strain]]
 
 #: All have received their jobs by then, even on a busy machine they only have to wake up.
 _HEAD_START = 0.05
@@ -147,9 +145,9 @@ async def _send(
     progress: Callable[[int], object],
     limits: Limits,
 ) -> Pass:
-    records: list[Record] = []
+    records: list[Attempt] = []
 
-    def done(record: Record) -> None:
+    def done(record: Attempt) -> None:
         records.append(record)
         progress(1)
         if limits.on_error and record.error is not None:
@@ -157,7 +155,7 @@ async def _send(
 
     if limits.seconds is not None:
         asyncio.get_running_loop().call_later(limits.seconds - share.clock.now(), share.tickets.close)
-    async with Client(target) as client, Strain() as strain:
+    async with target.connect() as client, Strain() as strain:
         await arrivals.run(jobs, client.send, done, share)
     return records, [strain]
 

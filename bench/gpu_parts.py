@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import sys
 import time
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from denizen.bench import checkpoint, phases, state_quality
-from denizen.bench.client import Target
+from denizen.bench.client import TextTarget
 from denizen.bench.crew import Limits
 from denizen.bench.errors import BenchError
 from denizen.bench.floor import BF16, FP32, copy_rate, mean_context, traffic
+from denizen.bench.gpu_run import MODEL, GpuRun
+from denizen.bench.levels import collect, run_levels
 from denizen.bench.load import ClosedLoop
 from denizen.bench.options import progress
-from denizen.bench.server import Server
-from denizen.bench.text import collect, run_levels
+from denizen.bench.schema import LoadSummary
+from denizen.bench.text import TextLoad
 from denizen.bench.workload import Workload
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
     from pathlib import Path
 
-    from denizen.bench.schema import LoadResult, LoadSummary, Report
+    from denizen.bench.server import Server
 
-_MODEL = "bench"
+
 PARTS = ("floor", "loops", "wave", "bf16-state", "abba", "context", "state-quality")
 #: Requests a user and pass: enough that start and end of a pass weigh little, few enough for a minute.
 REQUESTS_A_USER = {1: 10, 16: 10, 128: 10, 256: 6}
@@ -57,30 +56,12 @@ class Load:
 
 
 @dataclass
-class Bench:
-    options: argparse.Namespace
-    report: Report
-    scratch: Path
-    loads: dict[str, LoadResult] = field(default_factory=dict)
-    """By their names in the table; `results` of the report in the same order."""
-    started: float = field(default_factory=time.monotonic)
-    folder: Path = field(init=False)
-    servers: int = 0
+class Bench(GpuRun[Load, LoadSummary]):
     contexts: tuple[int, ...] = field(init=False)
     """Prompt tokens of the part `context`."""
 
     def __post_init__(self) -> None:
         self.contexts = tuple(self.options.contexts)
-
-    def attempt(self, what: str, part: Callable[[], None]) -> None:
-        """Runs a part; whatever it raises becomes a problem of the result."""
-        begun = time.monotonic()
-        try:
-            part()
-        except Exception as error:
-            self.report.problems.append(f"{what}: {type(error).__name__}: {error}")
-        self.report.figures.setdefault("seconds", {})[what] = round(time.monotonic() - begun, 1)
-        self.report.write(self.options.json)
 
     def make_checkpoint(self) -> None:
         options = self.options
@@ -118,7 +99,7 @@ class Bench:
             if beside not in loads:
                 loads.append(beside)
             loads.insert(loads.index(beside) + 1, wave)
-        self._serve(loads)
+        self.serve(loads)
         loop, single = self._rates(f"loop {users}"), self._rates(wave.name)
         if loop and single:
             busy = [_busy(self.loads[name].summary) for name in (f"loop {users}", wave.name)]
@@ -147,7 +128,7 @@ class Bench:
         """The loops with the recurrent state in bf16."""
         users = [number for number in _BF16_USERS if number in self.options.concurrency]
         loads = [dataclasses.replace(self._loop(number), name=f"bf16 state {number}") for number in users]
-        self._serve(loads, ["--state-dtype", "bfloat16"])
+        self.serve(loads, ["--state-dtype", "bfloat16"])
 
     def context(self) -> None:
         """Host time of a decode step of one bucket at short and long contexts, in turns on one server."""
@@ -158,7 +139,7 @@ class Bench:
             for turn, context in enumerate((*self.contexts, *reversed(self.contexts)))
         ]
         live = self._phases_folder("context")
-        self._serve(loads, [], {"DENIZEN_PHASES": str(live)}, lambda load: self._put_aside(live, load))
+        self.serve(loads, [], {"DENIZEN_PHASES": str(live)}, lambda load: self._put_aside(live, load))
         medians = {}
         for tokens in self.contexts:
             folder = self._phases_folder(f"context {tokens}")
@@ -215,67 +196,19 @@ class Bench:
     def _timed(self, loads: list[Load], extra: list[str], key: str) -> None:
         """The same with phase timers, whose figures are kept under `key`, over all servers that had it."""
         folder = self._phases_folder(key)
-        self._serve(loads, extra, {"DENIZEN_PHASES": str(folder)})
+        self.serve(loads, extra, {"DENIZEN_PHASES": str(folder)})
         if not any(folder.iterdir()):
             self.report.data["phases"] = "the worker wrote no phase timers"
             return
         found = self.report.figures.setdefault("phases", {})
         found[key] = phases.summarize(folder, _PHASE_SKIP, _PHASE_MIN)
 
-    def _serve(
-        self,
-        loads: list[Load],
-        extra: list[str] | None = None,
-        env: dict[str, str] | None = None,
-        after: Callable[[Load], None] | None = None,
-    ) -> None:
-        """Measures `loads` on one server; after one that fails, the rest on a fresh one, which has no requests left.
-
-        `after` is called when a load has been answered and the server still runs.
-        """
-        arguments = ["--model", f"{_MODEL}={self.folder}", "--devices", self.options.device]
-        arguments += ["--python", sys.executable, *(extra or [])]
-        pending = list(loads)
-        while pending:
-            self._check_budget()
-            server = Server(
-                [*arguments, *self.options.server_arg],
-                env=env,
-                ready_timeout=self.options.ready_timeout,
-                stop_timeout=5.0,
-            )
-            self.servers += 1
-            begun = time.monotonic()
-            server.start()
-            try:
-                server.wait_ready()
-                ready = self.report.figures.setdefault("seconds_to_ready", [])
-                ready.append(round(time.monotonic() - begun, 1))
-                while pending:
-                    load = pending.pop(0)
-                    self.attempt(load.name, partial(self._measure, server, load))
-                    if after is not None:
-                        after(load)
-                    if load.name not in self.loads or self.loads[load.name].failures:
-                        break
-            finally:
-                self._keep_log(server)
-                server.stop()
-
-    def _check_budget(self) -> None:
-        if time.monotonic() - self.started > self.options.budget:
-            raise BenchError(f"left out: the budget of {self.options.budget:g} s is used up")
-
-    def _keep_log(self, server: Server) -> None:
-        with (self.options.out / "server.log").open("a", encoding="utf-8") as log:
-            log.write(f"== server {self.servers}: {' '.join(server.command)}\n{server.log(200_000)}\n")
-
-    def _measure(self, server: Server, load: Load) -> None:
+    def measure(self, server: Server, load: Load) -> None:
         options = self.options
-        self._check_budget()
-        target = Target(
-            server.url,
-            _MODEL,
+        self.check_budget()
+        target = TextTarget(
+            url=server.url,
+            model=MODEL,
             endpoint="completions",
             ignore_eos=True,
             timeout=options.timeout,
@@ -286,7 +219,7 @@ class Bench:
             processes = min(options.processes, load.users)
             limits = Limits(on_error=True, seconds=options.pass_limit)
             loop = [ClosedLoop(load.users)]
-            results, records = run_levels(target, workload, loop, load.passes, bar, processes, limits)
+            results, records = run_levels(target, TextLoad(workload, target), loop, load.passes, bar, processes, limits)
         results[0].load["name"] = load.name
         collect(self.report, results, records, options.max_client_lag / 1000)
         self.report.data.setdefault("sha256", {})[load.name] = workload.sha256()

@@ -20,7 +20,7 @@ from denizen.bench.schema import Report
 if TYPE_CHECKING:
     import argparse
 
-    from denizen.bench.schema import LoadResult
+    from denizen.bench.schema import LoadResult, LoadSummary
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -38,7 +38,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for gpu-text.json and server.log")
     parser.add_argument("--device", default="cuda:0", help="default: %(default)s")
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="instead of a random one")
-    parser.add_argument("--shape", choices=checkpoint.shapes(), default="qwen3_5-0.8b", help="default: %(default)s")
+    parser.add_argument(
+        "--shape", choices=checkpoint.shapes("text"), default="qwen3_5-0.8b", help="default: %(default)s"
+    )
     parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json[.xz] for a random checkpoint")
     parser.add_argument("--server-arg", action="append", default=[], metavar="ARG", help="for every server; repeatable")
     users = list(REQUESTS_A_USER)
@@ -93,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
     return finish(report, options, _body(report, bench.loads))
 
 
-def _body(report: Report, loads: dict[str, LoadResult]) -> str:
+def _body(report: Report, loads: dict[str, LoadResult[LoadSummary]]) -> str:
     floors: dict[str, dict[int, Any]] = report.figures.get("floor", {})
     rows = []
     for name, load in loads.items():

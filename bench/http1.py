@@ -172,11 +172,13 @@ class Pool:
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         self._idle: list[Connection] = []
 
-    async def request(self, path: str, sink: Sink, body: bytes | None = None) -> None:
-        """GET, or POST of a JSON `body`. Raises what :meth:`Connection.exchange` does, OSError, and TimeoutError."""
+    async def request(
+        self, path: str, sink: Sink, body: bytes | None = None, content_type: str = "application/json"
+    ) -> None:
+        """GET, or POST of a `body`. Raises what :meth:`Connection.exchange` does, OSError, and TimeoutError."""
         head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\n{self._headers}"
         if body is not None:
-            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            head += f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
         connection = await self._connect()
         try:
             await connection.exchange(head.encode("latin-1") + b"\r\n" + (body or b""), sink)

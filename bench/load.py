@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
     from multiprocessing.sharedctypes import Synchronized
 
-    from denizen.bench.schema import Record
-    from denizen.bench.workload import Job
-
 
 class Clock:
     """Monotonic seconds since `start`, a time of `time.perf_counter`, which all processes of a machine share."""
@@ -72,8 +69,15 @@ class Share:
     clock: Clock
 
 
+class Job(Protocol):
+    """One request to be sent; what else there is to it, its client knows."""
+
+    @property
+    def index(self) -> int: ...
+
+
 if TYPE_CHECKING:
-    Send = Callable[[Job, float, Clock], Awaitable[Record]]
+    Send = Callable[[Any, float, Clock], Awaitable[Any]]
 
 
 class Arrivals(Protocol):
@@ -92,7 +96,7 @@ class Arrivals(Protocol):
         ...
 
     async def run(
-        self, jobs: Sequence[Job], send: Send, done: Callable[[Record], None], share: Share | None = None
+        self, jobs: Sequence[Job], send: Send, done: Callable[[Any], None], share: Share | None = None
     ) -> float:
         """Sends all jobs, or those that fall to `share`; calls `done` with each record, returns the seconds it took."""
         ...
@@ -116,7 +120,7 @@ class ClosedLoop:
         return {"mode": "closed", "concurrency": self.concurrency}
 
     async def run(
-        self, jobs: Sequence[Job], send: Send, done: Callable[[Record], None], share: Share | None = None
+        self, jobs: Sequence[Job], send: Send, done: Callable[[Any], None], share: Share | None = None
     ) -> float:
         share = share or _all_of(jobs)
         clock = share.clock
@@ -152,7 +156,7 @@ class OpenLoop:
         return {"mode": "open", "rate": self.rate}
 
     async def run(
-        self, jobs: Sequence[Job], send: Send, done: Callable[[Record], None], share: Share | None = None
+        self, jobs: Sequence[Job], send: Send, done: Callable[[Any], None], share: Share | None = None
     ) -> float:
         share = share or _all_of(jobs)
         clock = share.clock

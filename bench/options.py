@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from denizen.bench.errors import BenchError
+from denizen.bench.load import ClosedLoop, OpenLoop
 from denizen.bench.report import verdict
 from tqdm import tqdm
 
 if TYPE_CHECKING:
+    from denizen.bench.load import Arrivals
     from denizen.bench.schema import Report
 
 
@@ -43,6 +46,47 @@ def lengths(text: str) -> tuple[int, int]:
     return pair
 
 
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="base URL (default: %(default)s)")
+    parser.add_argument("--model", help="model name (default: the only one that the server offers)")
+    parser.add_argument("--api-key", help="sent as a bearer token")
+    parser.add_argument("--timeout", type=positive_float, default=600.0, metavar="S", help="default: %(default)g s")
+
+
+def add_load_options(parser: argparse.ArgumentParser) -> None:
+    """Arrivals, passes, and the client that makes them."""
+    load = parser.add_mutually_exclusive_group()
+    load.add_argument(
+        "--concurrency", type=positive_int, nargs="+", metavar="N", help="closed loop: users at once (default: 1)"
+    )
+    load.add_argument("--rate", type=positive_float, nargs="+", metavar="R", help="open loop: Poisson requests/s")
+    parser.add_argument(
+        "--passes", type=positive_int, default=2, help="the first warms up and is dropped (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--processes", type=positive_int, default=1, metavar="N", help="that generate the load (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-client-lag",
+        type=positive_float,
+        default=20.0,
+        metavar="MS",
+        help="p99 of the client's own lag from which on the result is invalid (default: %(default)g)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of requests, lengths, arrivals, sampling (default: 0)")
+
+
+def check_passes(options: argparse.Namespace) -> None:
+    if options.passes < 2:
+        raise BenchError("--passes must be at least 2: the first pass warms up and is dropped")
+
+
+def load_levels(options: argparse.Namespace) -> list[Arrivals]:
+    if options.rate:
+        return [OpenLoop(rate, options.seed) for rate in options.rate]
+    return [ClosedLoop(concurrency) for concurrency in options.concurrency or [1]]
+
+
 def add_json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the result here")
 
@@ -62,11 +106,13 @@ def progress(total: int, unit: str, options: argparse.Namespace) -> tqdm[NoRetur
 def shown(options: argparse.Namespace) -> dict[str, Any]:
     """The options as a result keeps them: no functions, no secrets."""
     hidden = {"run", "command", "api_key"}
-    return {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in vars(options).items()
-        if name not in hidden
-    }
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list):
+            return [plain(item) for item in value]
+        return str(value) if isinstance(value, Path) else value
+
+    return {name: plain(value) for name, value in vars(options).items() if name not in hidden}
 
 
 def finish(report: Report, options: argparse.Namespace, body: str) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from denizen.bench.schema import LoadResult, Report
+    from denizen.bench.schema import LoadResult, LoadSummary, Report
     from denizen.bench.stats import Distribution
 
-_COLUMNS = ("mean", "p50", "p90", "p95", "p99")
+COLUMNS = ("mean", "p50", "p90", "p95", "p99")
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -23,13 +23,14 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join([line(header), line(["─" * width for width in widths]), *map(line, rows)])
 
 
-def _milliseconds(name: str, values: Distribution | None) -> list[str]:
+def milliseconds(name: str, values: Distribution | None) -> list[str]:
+    """A row of a table with the columns `COLUMNS`, from seconds."""
     if values is None:
-        return [name, *("–" for _ in _COLUMNS)]
-    return [name, *(f"{1000 * getattr(values, column):.2f}" for column in _COLUMNS)]
+        return [name, *("–" for _ in COLUMNS)]
+    return [name, *(f"{1000 * getattr(values, column):.2f}" for column in COLUMNS)]
 
 
-def load_name(result: LoadResult) -> str:
+def load_name(result: LoadResult[Any]) -> str:
     """What a load level is called: its own name if it has one."""
     load = result.load
     if "name" in load:
@@ -37,7 +38,7 @@ def load_name(result: LoadResult) -> str:
     return f"concurrency {load['concurrency']}" if load["mode"] == "closed" else f"rate {load['rate']:g} req/s"
 
 
-def load_table(results: list[LoadResult]) -> str:
+def load_table(results: list[LoadResult[LoadSummary]]) -> str:
     """One block a load level: throughput in its heading, latencies in milliseconds below."""
     blocks = []
     for result in results:
@@ -48,14 +49,14 @@ def load_table(results: list[LoadResult]) -> str:
             f"{total.prompt_tokens} prompt + {total.output_tokens} output tokens in {total.wall:.1f} s"
         )
         rows = [
-            _milliseconds("TTFT ms", total.ttft),
-            _milliseconds("TPOT ms", total.tpot),
-            _milliseconds("ITL ms", total.itl),
-            _milliseconds("E2E ms", total.e2e),
-            _milliseconds("send lag ms", total.lag),
-            _milliseconds("client lag ms", total.loop_lag),
+            milliseconds("TTFT ms", total.ttft),
+            milliseconds("TPOT ms", total.tpot),
+            milliseconds("ITL ms", total.itl),
+            milliseconds("E2E ms", total.e2e),
+            milliseconds("send lag ms", total.lag),
+            milliseconds("client lag ms", total.loop_lag),
         ]
-        lines = [heading, table(["", *_COLUMNS], rows)]
+        lines = [heading, table(["", *COLUMNS], rows)]
         if total.full_load:
             full = total.full_load
             lines.append(f"all users busy: {full.output_tokens_per_s:.1f} output tok/s over {full.seconds:.1f} s")

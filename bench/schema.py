@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from denizen.bench.stats import Distribution
@@ -18,28 +19,16 @@ if TYPE_CHECKING:
 SCHEMA = "denizen.bench/1"
 
 
-@dataclass(slots=True)
-class Record:
-    """One request as its client saw it."""
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """One request as its client saw it, whatever it asked for."""
 
     index: int
-    max_tokens: int
     # When the load generator wanted it sent; every latency counts from here, so that a stalled server cannot hide
     # the requests that it kept from being sent.
     scheduled: float
     sent: float = 0.0
-    first: float | None = None
-    """The first event that carried text; None without streaming."""
-    last: float | None = None
-    """The last event that carried text."""
     end: float = 0.0
-    gaps: list[float] = field(default_factory=list)
-    """Between each two events that carried text."""
-    events: int = 0
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    """As the server's usage says; None if it sent none."""
-    finish_reason: str | None = None
     error: str | None = None
     level: str = ""
     measured_pass: int = 0
@@ -53,6 +42,28 @@ class Record:
     def lag(self) -> float:
         """How late the client sent it."""
         return self.sent - self.scheduled
+
+    def to_json(self) -> dict[str, Any]:
+        """The record's line in the JSONL file, derived times included."""
+        return {**dataclasses.asdict(self), "e2e": self.e2e, "lag": self.lag}
+
+
+@dataclass(slots=True, kw_only=True)
+class Record(Attempt):
+    """A request for text."""
+
+    max_tokens: int
+    first: float | None = None
+    """The first event that carried text; None without streaming."""
+    last: float | None = None
+    """The last event that carried text."""
+    gaps: list[float] = field(default_factory=list)
+    """Between each two events that carried text."""
+    events: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    """As the server's usage says; None if it sent none."""
+    finish_reason: str | None = None
 
     @property
     def ttft(self) -> float | None:
@@ -71,8 +82,24 @@ class Record:
         return (self.last - self.first) / (self.tokens - 1)
 
     def to_json(self) -> dict[str, Any]:
-        """The record's line in the JSONL file, derived times included."""
-        return {**dataclasses.asdict(self), "ttft": self.ttft, "tpot": self.tpot, "e2e": self.e2e, "lag": self.lag}
+        return {**Attempt.to_json(self), "ttft": self.ttft, "tpot": self.tpot}
+
+
+@dataclass(slots=True, kw_only=True)
+class Transcript(Attempt):
+    """A request for a transcript."""
+
+    clip: str
+    """Name of the clip."""
+    seconds: float
+    """Of audio."""
+    reference: str | None = None
+    language: str | None = None
+    text: str = ""
+    max_tokens: int | None = None
+    """Where the length is forced."""
+    output_tokens: int | None = None
+    """As the server's usage says, if it does."""
 
 
 @dataclass(slots=True)
@@ -85,41 +112,99 @@ class FullLoad:
     output_tokens_per_s: float
 
 
-@dataclass(slots=True)
-class LoadSummary:
+@dataclass(slots=True, kw_only=True)
+class Summary:
     """What one pass, or all measured passes together, came to."""
 
     requests: int
     failed: int
     wall: float
-    prompt_tokens: int
-    output_tokens: int
     requests_per_s: float
-    output_tokens_per_s: float
-    ttft: Distribution | None
-    tpot: Distribution | None
-    itl: Distribution | None
     e2e: Distribution | None
     lag: Distribution | None
-    unchecked: int
-    """Requests whose tokens are counted from events, because the server sent no usage."""
     loop_lag: Distribution | None = None
     """How late the client's event loops came back to a task that slept; all processes together."""
     client_cpu: float = 0.0
     """Share of one CPU that the busiest load-generating process used."""
     client_saturated: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class LoadSummary(Summary):
+    """Of requests for text."""
+
+    prompt_tokens: int
+    output_tokens: int
+    output_tokens_per_s: float
+    ttft: Distribution | None
+    tpot: Distribution | None
+    itl: Distribution | None
+    unchecked: int
+    """Requests whose tokens are counted from events, because the server sent no usage."""
     full_load: FullLoad | None = None
     """None for an open loop, and for a pass that was never at full load."""
 
 
+@dataclass(slots=True, kw_only=True)
+class WordErrors:
+    """Words of hypotheses against their references, normalised; characters in languages without spaces."""
+
+    references: int
+    """How many transcripts were compared."""
+    words: int
+    """Of the references."""
+    substitutions: int
+    deletions: int
+    insertions: int
+    rate: float
+    """Errors over words."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Quality:
+    """What the transcripts are worth."""
+
+    wer: WordErrors | None
+    """None without references in a language with spaces."""
+    cer: WordErrors | None
+    empty: int
+    """Transcripts without a word whose reference has some."""
+    on_silence: int
+    """Transcripts with words whose reference has none."""
+    silent: int
+    """References without a word."""
+    repeating: int
+    """Transcripts that repeat a phrase over and over, more often than their reference."""
+    worst: list[dict[str, Any]] = field(default_factory=list)
+    """The clips with most errors: `clip`, `errors`, `reference`, `text`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TranscriptSummary(Summary):
+    """Of requests for transcripts."""
+
+    audio_seconds: float
+    """In the requests that succeeded."""
+    audio_seconds_per_s: float
+    """The real-time factor of all requests together, RTFx."""
+    output_tokens: int
+    """By the server's usage, as far as it sends any."""
+    unchecked: int
+    """Forced lengths that the server's usage did not confirm, because it has none."""
+    quality: Quality
+
+
+S = TypeVar("S", bound=Summary)
+
+
 @dataclass(slots=True)
-class LoadResult:
+class LoadResult(Generic[S]):
     """One level of load."""
 
     load: dict[str, Any]
     """`{"mode": "closed", "concurrency": n}` or `{"mode": "open", "rate": r}`."""
-    summary: LoadSummary
-    passes: list[LoadSummary]
+    summary: S
+    passes: list[S]
     """The measured passes; the warm-up is not among them."""
     failures: list[str] = field(default_factory=list)
     """Distinct failure messages with their counts, warm-up included."""
@@ -134,7 +219,7 @@ class Report:
     options: dict[str, Any]
     data: dict[str, Any] = field(default_factory=dict)
     """`seed` and `sha256` of the requests."""
-    results: list[LoadResult] = field(default_factory=list)
+    results: list[LoadResult[Any]] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
     """Numbers of sub-commands that are not a load: ratios, round trips, idle CPU."""
     problems: list[str] = field(default_factory=list)
@@ -153,7 +238,7 @@ class Report:
         path.write_text(json.dumps(self.to_json(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def write_records(path: Path, records: list[Record]) -> None:
+def write_records(path: Path, records: Sequence[Attempt]) -> None:
     """Writes one JSON line a request."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as out:

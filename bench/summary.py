@@ -12,7 +12,7 @@ from denizen.bench.stats import distribution
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from denizen.bench.schema import Record
+    from denizen.bench.schema import Attempt, Record, Summary
     from denizen.bench.strain import Strain
 
 
@@ -38,7 +38,7 @@ def check(record: Record, *, ignore_eos: bool, stream: bool) -> str | None:
     return None
 
 
-def pass_wall(records: Iterable[Record]) -> float:
+def pass_wall(records: Iterable[Attempt]) -> float:
     """Seconds from the start of a pass to its last answer."""
     return max((record.end for record in records), default=0.0)
 
@@ -63,7 +63,7 @@ def full_load(records: Sequence[Record], users: int) -> FullLoad | None:
     return FullLoad(end - start, tokens, tokens / (end - start))
 
 
-def overload(passes: Sequence[LoadSummary], max_lag: float) -> list[str]:
+def overload(passes: Sequence[Summary], max_lag: float) -> list[str]:
     """Why the client itself may be what was measured; `max_lag` in seconds."""
     problems = []
     for summary in passes:
@@ -109,7 +109,7 @@ def summarize(
     )
 
 
-def failure_counts(records: Iterable[Record]) -> list[str]:
+def failure_counts(records: Iterable[Attempt]) -> list[str]:
     """Distinct failures, most frequent first, as `3 × message`."""
     counts = Counter(record.error for record in records if record.error is not None)
     return [f"{count} × {message}" for message, count in counts.most_common()]

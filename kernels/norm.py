@@ -74,7 +74,7 @@ def _add_rms_norm_kernel(
     tl.store(out + token * D + lane, (value * scale).to(out.dtype.element_ty), mask=inside)
 
 
-def _warps(dim: int) -> int:
+def norm_warps(dim: int) -> int:
     """No more threads than elements: else several warps would load what one of them has replaced."""
     return 8 if dim >= 512 else 4 if dim >= 128 else 1
 
@@ -97,7 +97,7 @@ def add_rms_norm_triton(
         W=power_of_two(dim),
         PARTS=0 if delta is None else len(delta) if delta.dim() == 3 else 1,
         OVERLAP=overlaps,
-        num_warps=_warps(dim),
+        num_warps=norm_warps(dim),
         launch_pdl=overlaps,
     )
     return out

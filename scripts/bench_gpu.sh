@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
-# Measures text generation on a GPU machine without network: `make bench-gpu`, after `make gpu-bundle` elsewhere.
+# Measures a GPU machine without network: `make bench-gpu`, after `make gpu-bundle` elsewhere.
 #
-#   scripts/bench_gpu.sh [OPTIONS OF denizen-bench gpu-text]
+#   scripts/bench_gpu.sh [text] [OPTIONS OF denizen-bench gpu-text]
+#   scripts/bench_gpu.sh asr [OPTIONS OF denizen-bench gpu-asr]
 #
 # Everything but the sources comes from the bundle: .gpu/ here, or the folder that DENIZEN_BUNDLE names. Results go to
-# $OUT, or else to bench/results/local/: gpu-text.json, server.log and the printed text, whose last lines are the table.
+# $OUT, or else to bench/results/local/: gpu-text.json or gpu-asr.json, server.log and the printed text, whose last lines are the table.
 set -eu
 cd "$(dirname "$0")/.."
+kind=text
+case ${1:-} in text | asr) kind=$1 && shift ;; esac
+case $kind in text) tokenizer=qwen3_5 ;; asr) tokenizer=whisper_v3 ;; esac
 export DENIZEN_BUNDLE=${DENIZEN_BUNDLE:-$PWD/.gpu}
 if [ ! -f "$DENIZEN_BUNDLE/env.sh" ]; then
   echo "no bundle at $DENIZEN_BUNDLE: run make gpu-bundle where there is a network, and bring .gpu/ along" >&2
@@ -17,8 +21,8 @@ fi
 set -o pipefail  # from here on: env.sh takes first lines with head
 out=${OUT:-bench/results/local}
 mkdir -p "$out"
-python3 -u -m denizen.bench gpu-text --out "$out" \
-  --tokenizer frontend-rs/tests/assets/qwen3_5/tokenizer.json.xz "$@" 2>&1 | tee "$out/gpu-text.txt" && code=0 || code=$?
+python3 -u -m denizen.bench "gpu-$kind" --out "$out" \
+  --tokenizer "frontend-rs/tests/assets/$tokenizer/tokenizer.json.xz" "$@" 2>&1 | tee "$out/gpu-$kind.txt" && code=0 || code=$?
 # To be put into the bundle: the next run compiles nothing.
 if [ ! -f "$DENIZEN_BUNDLE/triton-cache.tgz" ]; then tar czf "$out/triton-cache.tgz" -C "$TRITON_CACHE_DIR" .; fi
 exit "$code"

@@ -27,7 +27,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 _BUNDLE = _ROOT / ".gpu"
 _WORK = _ROOT / "target" / "gpu-bundle"
 _FLASHINFER = "flashinfer-python==0.6.14"
-#: What FlashInfer imports and a machine with PyTorch may lack; msgpack is the worker's own.
+#: What FlashInfer, worker and benchmarks import and a machine with PyTorch may lack.
 _PACKAGES = (
     _FLASHINFER,
     "apache-tvm-ffi==0.1.15.post2",
@@ -45,6 +45,15 @@ _PACKAGES = (
     "tabulate",
     "tqdm",
     "msgpack",
+    # What transcription is measured with.
+    "cffi",
+    "jiwer",
+    "more-itertools",
+    "pycparser",
+    "rapidfuzz",
+    "regex",
+    "soundfile",
+    "whisper-normalizer==0.1.15",
 )
 #: Found by trial: FlashInfer's sources include these libraries' headers.
 _COMPILER = (

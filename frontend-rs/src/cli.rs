@@ -12,6 +12,8 @@ Examples:
       a model from the Hugging Face hub, on one GPU
   denizen serve --model small=./SmolLM2 --model big=./Qwen3.5-2B@cuda:1 --devices cuda:0,cuda:1
       two local models: 'small' on both GPUs, 'big' on the second
+  denizen transcribe talk.mp3 --format srt
+      subtitles of an audio file
   denizen doctor
       what this machine offers, and what is missing";
 
@@ -27,6 +29,8 @@ pub struct Cli {
 pub enum Command {
     /// Serve models over HTTP
     Serve(Box<ServeArgs>),
+    /// Write down what audio files say, without a server
+    Transcribe(Box<TranscribeArgs>),
     /// Show what this machine offers and what is missing
     Doctor(DoctorArgs),
 }
@@ -78,6 +82,12 @@ pub struct ServeArgs {
     /// Largest request body in MiB; larger ones get 413
     #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = positive(), help_heading = "HTTP")]
     pub max_body: u32,
+    /// Largest upload of an audio file in MiB; larger ones get 413
+    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = positive(), help_heading = "HTTP")]
+    pub max_upload: u32,
+    /// Longest audio of one file in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 7200, value_parser = positive(), help_heading = "HTTP")]
+    pub max_audio_seconds: u32,
     /// Seconds after which a request is given up
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = positive(), help_heading = "HTTP")]
     pub request_timeout: u32,
@@ -128,6 +138,49 @@ pub struct ServeArgs {
     /// Seconds without progress after which a worker is killed, whatever it does
     #[arg(long, value_name = "SECONDS", hide = true, value_parser = positive())]
     pub hang_limit: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+pub struct TranscribeArgs {
+    /// Audio files: WAV, FLAC, MP3, OGG, Opus, WebM, M4A, AAC
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// A Whisper checkpoint: a folder or a hub id [default: openai/whisper-large-v3-turbo with a GPU, else
+    /// openai/whisper-base]
+    #[arg(long, value_name = "PATH_OR_HUB_ID")]
+    pub model: Option<String>,
+    /// What to write
+    #[arg(long, value_name = "FORMAT", default_value = "text", value_parser = ["text", "srt", "vtt", "json", "verbose_json"])]
+    pub format: String,
+    /// Spoken language, such as de or german; found out by default
+    #[arg(long)]
+    pub language: Option<String>,
+    /// Write down what is said, or translate it into English
+    #[arg(long, default_value = "transcribe", value_parser = ["transcribe", "translate"])]
+    pub task: String,
+    /// Folder for one text file per audio file; stdout by default
+    #[arg(long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+    /// Give each word its times; verbose_json shows them
+    #[arg(long)]
+    pub word_timestamps: bool,
+    /// Cut long audio at pauses and write down all pieces at once; faster, but no piece knows the text before it
+    #[arg(long)]
+    pub parallel: bool,
+    /// Devices to use: cpu, or cuda:0,cuda:1,…; auto takes every GPU if FlashInfer is installed, else cpu
+    #[arg(long, value_name = "DEVICES", default_value = "auto")]
+    pub devices: String,
+    /// Python interpreter for the workers [default: the one of VIRTUAL_ENV, else the one beside this program]
+    #[arg(long, value_name = "PATH")]
+    pub python: Option<PathBuf>,
+
+    /// error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL", default_value = "warn", value_parser = ["error", "warn", "info", "debug", "trace"])]
+    pub log_level: String,
+
+    /// Module that workers run
+    #[arg(long, default_value = "denizen.worker", hide = true)]
+    pub worker_module: String,
 }
 
 #[derive(Debug, Args)]

@@ -237,6 +237,7 @@ pub fn workers(
                     path: path.clone(),
                 })
                 .collect(),
+            audio: false,
             limits: limits.clone(),
         })
         .collect()

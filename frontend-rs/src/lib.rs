@@ -6,11 +6,13 @@
 //!
 //! - `http`: one file an endpoint; validation, OpenAI's shapes, server-sent events
 //! - `chat`: chat templates and what a model family's format means (reasoning)
-//! - `audio`: uploaded files to PCM; subtitles; languages
+//! - `audio`: uploaded files to PCM; voice activity; subtitles; languages
+//! - `speech`: what a speech model's ids mean; `transcribe`: long audio by windows, words, cuts
 //! - `text`: tokenizer, incremental detokenizer, stop strings
+//! - `listen`: windows of audio through the router
 //! - `route`: least-loaded choice of a worker, envelopes, requests in flight
 //! - `supervise`: worker processes: start, heartbeat, restart, drain
-//! - `cli`, `config`, `serve`, `doctor`: the commands; `fetch`, `checkpoint`, `python`, `gpu`: what they look at first
+//! - `cli`, `config`, `serve`, `scribe`, `doctor`: the commands; `launch`: what two of them share; `fetch`, `checkpoint`, `python`, `gpu`: what they look at first
 
 pub mod audio;
 pub mod chat;
@@ -21,12 +23,17 @@ pub mod doctor;
 mod fetch;
 mod gpu;
 pub mod http;
+mod launch;
+pub mod listen;
 pub mod metrics;
 pub mod model;
 pub mod progress;
 mod python;
 pub mod route;
+pub mod scribe;
 pub mod serve;
 mod shutdown;
+pub mod speech;
 pub mod supervise;
 pub mod text;
+pub mod transcribe;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use denizen_frontend::cli::{Cli, Command};
 use denizen_frontend::progress::{LogLines, Terminal};
-use denizen_frontend::{doctor, serve};
+use denizen_frontend::{doctor, scribe, serve};
 use nix::sys::resource::{getrlimit, setrlimit, Resource};
 
 fn main() -> ExitCode {
@@ -24,6 +24,10 @@ fn main() -> ExitCode {
             } else {
                 Err("this machine is not ready for Denizen; see BAD above".to_owned())
             }
+        }
+        Command::Transcribe(args) => {
+            init_log(&args.log_level);
+            runtime.block_on(scribe::run(*args))
         }
         Command::Serve(args) => {
             init_log(&args.log_level);

@@ -1,10 +1,15 @@
 //! A model that the server offers.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::speech::SpeechModel;
+use crate::text::{LoadError, TextModel};
 
 /// What the front end knows of a model, read from its checkpoint folder at start.
 ///
-/// `text` is loaded once (tokenizer, chat template, end ids) and shared by all requests.
+/// `text` is loaded once (tokenizer, chat template, end ids) and shared by all requests; a speech model has a tokenizer
+/// like any other.
 pub struct ModelEntry {
     /// The name that requests use.
     pub name: String,
@@ -14,7 +19,38 @@ pub struct ModelEntry {
     /// Longest prompt + output, in tokens.
     pub context: u32,
     pub vocab: u32,
-    pub text: crate::text::TextModel,
+    pub text: TextModel,
+    /// `None` for a model that continues text.
+    pub speech: Option<SpeechModel>,
+}
+
+impl ModelEntry {
+    /// Reads a checkpoint folder. `max_context` lowers the longest prompt + output. Slow: never call on the HTTP runtime.
+    pub fn load(name: &str, path: &Path, max_context: Option<u32>) -> Result<Self, LoadError> {
+        let mut text = TextModel::load(path)?;
+        let speech = SpeechModel::load(path, &mut text)?;
+        let created = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs());
+        Ok(Self {
+            name: name.to_owned(),
+            path: path.to_owned(),
+            created,
+            context: max_context.map_or(text.context, |limit| limit.min(text.context)),
+            vocab: text.vocab,
+            text,
+            speech,
+        })
+    }
+
+    /// `text` or `asr`, as workers and `/v1/models` call it.
+    pub fn kind(&self) -> &'static str {
+        if self.speech.is_some() {
+            "asr"
+        } else {
+            "text"
+        }
+    }
 }
 
 impl std::fmt::Debug for ModelEntry {

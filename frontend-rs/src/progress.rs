@@ -66,9 +66,19 @@ impl Drop for LogLines {
     }
 }
 
-/// Several things that advance in bytes, each under its own label.
+/// What advances.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Unit {
+    #[default]
+    Bytes,
+    /// Of audio.
+    Seconds,
+}
+
+/// Several things that advance, each under its own label.
 #[derive(Default)]
 pub struct Progress {
+    unit: Unit,
     items: Mutex<HashMap<String, Item>>,
 }
 
@@ -79,12 +89,19 @@ struct Item {
 }
 
 impl Progress {
-    /// `label` is at `done` of `total` bytes; an unknown total is 0.
+    pub fn of(unit: Unit) -> Self {
+        Self {
+            unit,
+            items: Mutex::default(),
+        }
+    }
+
+    /// `label` is at `done` of `total`; an unknown total is 0.
     pub fn update(&self, label: &str, done: u64, total: u64) {
         let mut items = self.items.lock().unwrap_or_else(PoisonError::into_inner);
         let item = items
             .entry(label.to_owned())
-            .or_insert_with(|| Item::new(label, total));
+            .or_insert_with(|| Item::new(label, total, self.unit));
         if let Some(bar) = &item.bar {
             bar.set_length(total.max(done));
             bar.set_position(done);
@@ -96,7 +113,11 @@ impl Progress {
         if tenth > item.told {
             item.told = tenth;
             if item.bar.is_none() || tenth == 10 {
-                Terminal::line(&format!("  {label}: {} % of {}", tenth * 10, size(total)));
+                let total = match self.unit {
+                    Unit::Bytes => size(total),
+                    Unit::Seconds => format!("{total} s"),
+                };
+                Terminal::line(&format!("  {label}: {} % of {total}", tenth * 10));
             }
         }
     }
@@ -123,9 +144,12 @@ impl Drop for Progress {
 }
 
 impl Item {
-    fn new(label: &str, total: u64) -> Self {
+    fn new(label: &str, total: u64, unit: Unit) -> Self {
         let bar = TERMINAL.interactive.then(|| {
-            let template = "  {msg:32!} {bar:30.cyan/dim} {bytes:>10} of {total_bytes:<10} {bytes_per_sec:>12} {eta:>4}";
+            let template = match unit {
+                Unit::Bytes => "  {msg:32!} {bar:30.cyan/dim} {bytes:>10} of {total_bytes:<10} {bytes_per_sec:>12} {eta:>4}",
+                Unit::Seconds => "  {msg:32!} {bar:30.cyan/dim} {pos:>6} of {len:<6} s of audio {eta:>4}",
+            };
             let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
             TERMINAL.bars.add(ProgressBar::new(total).with_style(style).with_message(label.to_owned()))
         });

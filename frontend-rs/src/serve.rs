@@ -1,10 +1,8 @@
 //! `denizen serve`: from the command line to a serving process, and to its end.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
@@ -12,63 +10,43 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::cli::ServeArgs;
-use crate::config::{self, ModelSpec};
 use crate::http::{self, HttpConfig};
+use crate::launch::{self, Ground, Started};
 use crate::model::ModelEntry;
 use crate::progress::{Progress, Terminal};
 use crate::route::{Failure, Router};
 use crate::shutdown::Signals;
-use crate::supervise::{Device, Launch, Limits, Supervisor, WorkerEvent};
-use crate::text::TextModel;
-use crate::{checkpoint, fetch, gpu, python};
+use crate::supervise::{Device, WorkerEvent};
 
 /// How long open connections may take to end, and workers, once nothing is generated any more.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Serves until it is told to stop. An error is one line that says what to do.
 pub async fn run(args: ServeArgs) -> Result<(), String> {
-    let specs = config::models(&args).map_err(|error| error.to_string())?;
     let http_config = http_config(&args)?;
     let mut signals =
         Signals::new().map_err(|error| format!("signals cannot be received: {error}"))?;
     // Early, so that a port in use is found before anything slow.
     let listener = bind(&args.host, args.port).await?;
     let address = listener.local_addr().map_err(|error| error.to_string())?;
-    let python = python::find(args.python.as_deref()).map_err(|error| error.to_string())?;
-    let probe = python::probe(&python, false)
-        .await
-        .map_err(|error| error.to_string())?;
-    let gpus = gpu::count();
-    let auto = gpu::auto(gpus, probe.flashinfer.is_some());
-    let devices = config::devices(&args, &specs, &auto).map_err(|error| error.to_string())?;
-    gpu::check(&devices, gpus)?;
-    match denizen_shm::sweep() {
-        Ok(swept) if !swept.removed.is_empty() => {
-            tracing::info!(
-                "removed {} objects of dead processes from /dev/shm",
-                swept.removed.len()
-            );
-        }
-        Ok(_) => {}
-        Err(error) => tracing::warn!("{error}"),
-    }
+    let ground = Ground::survey(&args).await?;
+    launch::sweep();
     let router = Router::new(args.max_in_flight as usize);
     let server = Server::start(listener, http_config, router.clone());
 
     let prepared = tokio::select! {
-        prepared = prepare(&args, &specs, python, &probe) => prepared?,
+        prepared = ground.prepare(&args) => prepared?,
         () = signals.next() => return Ok(()),
     };
-    let plans = config::workers(&args, &specs, &prepared.folders, &devices, cores());
-    let models: Vec<String> = specs.iter().map(|spec| spec.name.clone()).collect();
-    router.set_models(prepared.models);
-    let (sender, mut events) = mpsc::unbounded_channel();
-    let count = plans.len();
-    let supervisor = Supervisor::start(&router, prepared.launch, plans, &sender)
-        .map_err(|error| format!("a thread cannot be started: {error}"))?;
+    let models = prepared.models.clone();
+    let Started {
+        supervisor,
+        mut events,
+        workers,
+    } = ground.start(&args, prepared, &router)?;
 
-    let outcome = serve(&args, &router, &mut signals, &mut events, count, || {
-        announce(&args, address, &models, &devices)
+    let outcome = serve(&args, &router, &mut signals, &mut events, workers, || {
+        announce(&args, address, &models, &ground.devices)
     })
     .await;
     let patience = match outcome {
@@ -159,67 +137,6 @@ fn failure(code: &str, message: &str) -> Failure {
     }
 }
 
-/// What is known before workers start.
-struct Prepared {
-    folders: Vec<PathBuf>,
-    models: Vec<Arc<ModelEntry>>,
-    launch: Launch,
-}
-
-async fn prepare(
-    args: &ServeArgs,
-    specs: &[ModelSpec],
-    python: PathBuf,
-    probe: &python::Probe,
-) -> Result<Prepared, String> {
-    let real = args.worker_module == "denizen.worker";
-    probe
-        .check(&python, real)
-        .map_err(|error| error.to_string())?;
-    let mut folders = Vec::new();
-    for spec in specs {
-        folders.push(fetch::resolve(&python, &spec.source).await?);
-    }
-    let (mut models, mut tokenizers) = (Vec::new(), BTreeMap::new());
-    for (spec, folder) in specs.iter().zip(&folders) {
-        checkpoint::check(folder, &probe.architectures)?;
-        let path = folder.clone();
-        let text = tokio::task::spawn_blocking(move || TextModel::load(&path))
-            .await
-            .map_err(|error| format!("{}: {error}", folder.display()))?
-            .map_err(|error| error.to_string())?;
-        tokenizers.insert(spec.name.clone(), text.tokenizer_sha256.clone());
-        let created = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |since| since.as_secs());
-        models.push(Arc::new(ModelEntry {
-            name: spec.name.clone(),
-            path: folder.clone(),
-            created,
-            context: args
-                .max_context
-                .map_or(text.context, |limit| limit.min(text.context)),
-            vocab: text.vocab,
-            text,
-        }));
-    }
-    let limits = args.hang_limit.map_or_else(Limits::default, |limit| {
-        Limits::all(Duration::from_secs(limit.into()))
-    });
-    let launch = Launch {
-        python,
-        module: args.worker_module.clone(),
-        tokenizers,
-        log_level: worker_log_level(&args.log_level).to_owned(),
-        limits,
-    };
-    Ok(Prepared {
-        folders,
-        models,
-        launch,
-    })
-}
-
 fn http_config(args: &ServeArgs) -> Result<HttpConfig, String> {
     if args
         .api_key
@@ -234,6 +151,8 @@ fn http_config(args: &ServeArgs) -> Result<HttpConfig, String> {
     Ok(HttpConfig {
         api_key: args.api_key.clone(),
         max_body: (args.max_body as usize) << 20,
+        max_upload: (args.max_upload as usize) << 20,
+        max_audio: Duration::from_secs(args.max_audio_seconds.into()),
         max_in_flight: args.max_in_flight as usize,
         request_timeout: Duration::from_secs(args.request_timeout.into()),
         ..HttpConfig::default()
@@ -252,22 +171,8 @@ async fn bind(host: &str, port: u16) -> Result<TcpListener, String> {
     })
 }
 
-/// Python's name for a level.
-fn worker_log_level(level: &str) -> &str {
-    match level {
-        "warn" => "warning",
-        "trace" => "debug",
-        other => other,
-    }
-}
-
-fn cores() -> u32 {
-    std::thread::available_parallelism()
-        .map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX))
-}
-
 /// Says where the server is, with a line to try it.
-fn announce(args: &ServeArgs, address: SocketAddr, models: &[String], devices: &[Device]) {
+fn announce(args: &ServeArgs, address: SocketAddr, models: &[Arc<ModelEntry>], devices: &[Device]) {
     let mut reachable = address;
     if address.ip().is_unspecified() {
         reachable.set_ip(if address.is_ipv4() {
@@ -281,18 +186,28 @@ fn announce(args: &ServeArgs, address: SocketAddr, models: &[String], devices: &
     } else {
         ""
     };
-    let body = serde_json::json!({
-        "model": models.first(),
-        "messages": [{"role": "user", "content": "What is the capital of France?"}],
-    });
+    let try_it = match models.first() {
+        Some(model) if model.speech.is_some() => format!(
+            "curl http://{reachable}/v1/audio/transcriptions{key} -F model='{}' -F file=@speech.wav",
+            model.name
+        ),
+        model => {
+            let body = serde_json::json!({
+                "model": model.map(|model| &model.name),
+                "messages": [{"role": "user", "content": "What is the capital of France?"}],
+            });
+            format!(
+                "curl http://{reachable}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+            )
+        }
+    };
     let version = env!("CARGO_PKG_VERSION");
-    let names = models.join(", ");
+    let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
+    let names = names.join(", ");
     let devices: Vec<String> = devices.iter().map(ToString::to_string).collect();
     let devices = devices.join(", ");
-    let url = format!("http://{reachable}/v1/chat/completions");
     Terminal::say(&format!(
-        "\nDenizen {version} serves {names} from {devices} on http://{address}\n\n  \
-         curl {url}{key} -H 'Content-Type: application/json' -d '{body}'\n"
+        "\nDenizen {version} serves {names} from {devices} on http://{address}\n\n  {try_it}\n"
     ));
     if args.api_key.is_none() && !address.ip().is_loopback() {
         tracing::warn!("anyone who reaches {address} can use this server; --api-key sets a key");

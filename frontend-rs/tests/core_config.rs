@@ -13,7 +13,7 @@ fn args(arguments: &[&str]) -> ServeArgs {
     let command = ["denizen", "serve"].iter().chain(arguments);
     match Cli::parse_from(command).command {
         Command::Serve(args) => *args,
-        Command::Doctor(_) => unreachable!(),
+        _ => unreachable!(),
     }
 }
 

@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use denizen_frontend::route::envelope::{
     decode, encode, DecodeError, Done, FromWorker, Load, ReadyModel, RequestId, Stats, Submit,
     ToWorker, TokenRow, WorkerError, WorkerHello, MAX_BYTES,
 };
-use denizen_frontend::route::{FinishReason, Sampling, TokenLogprob, Usage};
+use denizen_frontend::route::{
+    AsrResult, AsrWindow, FinishReason, Pcm, Sampling, TokenLogprob, Usage,
+};
 use proptest::prelude::*;
 
 const REQUEST: u64 = 7 << 32 | 42;
@@ -79,6 +82,7 @@ fn encodes_submit_as_the_golden_files() {
         stop_ids: &[],
         sampling: &defaults,
         prompt_logprobs: None,
+        asr: None,
     };
     assert_eq!(
         encode(&ToWorker::Submit(minimal), REQUEST, 2),
@@ -104,11 +108,97 @@ fn encodes_submit_as_the_golden_files() {
         stop_ids: &[2, 49153],
         sampling: &sampling,
         prompt_logprobs: Some(20),
+        asr: None,
     };
     assert_eq!(
         encode(&ToWorker::Submit(full), REQUEST, 70000),
         golden("submit_full")
     );
+}
+
+#[test]
+fn encodes_windows_as_the_golden_files() {
+    let mut sampling = Sampling {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        seed: 7,
+        logit_bias: vec![],
+        logprobs: None,
+    };
+    let audio = Pcm::new(Arc::new(vec![0.5, -0.25, 1.0]), 1..9);
+    assert_eq!(audio.bytes(), [0, 0, 0x80, 0xbe, 0, 0, 0x80, 0x3f]);
+    let mut window = AsrWindow {
+        audio,
+        continues: false,
+        timestamps: true,
+        detect: false,
+        forced: vec![],
+        words: false,
+    };
+    let submit = Submit {
+        model: "turbo",
+        prompt: &[50258, 50259, 50360],
+        max_tokens: 224,
+        min_tokens: 0,
+        stop_ids: &[50257],
+        sampling: &sampling,
+        prompt_logprobs: None,
+        asr: Some(&window),
+    };
+    assert_eq!(
+        encode(&ToWorker::Submit(submit), REQUEST, 71),
+        golden("submit_asr")
+    );
+    (window.timestamps, window.detect, window.words) = (false, true, true);
+    window.forced = vec![50360, 50364];
+    (sampling.temperature, sampling.seed) = (0.5, 8);
+    let submit = Submit {
+        model: "turbo",
+        prompt: &[50362, 440, 50258],
+        max_tokens: 100,
+        min_tokens: 0,
+        stop_ids: &[50257],
+        sampling: &sampling,
+        prompt_logprobs: None,
+        asr: Some(&window),
+    };
+    assert_eq!(
+        encode(&ToWorker::Submit(submit), REQUEST, 72),
+        golden("submit_asr_full")
+    );
+}
+
+#[test]
+fn decodes_what_a_speech_model_says() {
+    let FromWorker::Ready { models, .. } = body("ready_asr") else {
+        panic!("not READY");
+    };
+    let kinds: Vec<_> = models
+        .iter()
+        .map(|m| (m.kind.as_str(), m.context))
+        .collect();
+    assert_eq!(kinds, [("text", 8192), ("asr", 448)]);
+    let asr = |name| match body(name) {
+        FromWorker::Done(done) => done.asr.expect(name),
+        other => panic!("{other:?}"),
+    };
+    let plain = AsrResult {
+        no_speech: 0.0625,
+        avg_logprob: -0.25,
+        times: vec![],
+    };
+    assert_eq!(asr("done_asr"), plain);
+    let words = AsrResult {
+        no_speech: 0.5,
+        avg_logprob: -1.5,
+        times: vec![0.0, 0.5, 29.75],
+    };
+    assert_eq!(asr("done_asr_words"), words);
 }
 
 #[test]
@@ -194,6 +284,7 @@ fn decodes_done_and_error() {
             cached: 2,
         },
         prompt_logprobs: vec![],
+        asr: None,
     };
     assert_eq!(body("done_stop"), FromWorker::Done(done));
     let done = Done {
@@ -209,6 +300,7 @@ fn decodes_done_and_error() {
             Some(logprob(-1.5, &[(4, -0.25)])),
             Some(logprob(-3.0, &[])),
         ],
+        asr: None,
     };
     assert_eq!(body("done_prompt_logprobs"), FromWorker::Done(done));
     let error = WorkerError {

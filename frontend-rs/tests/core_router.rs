@@ -8,10 +8,9 @@ use denizen_frontend::route::envelope::{
     Done, Envelope, FromWorker, RequestId, Stats, TokenRow, WorkerError,
 };
 use denizen_frontend::route::{
-    Backend, Event, Failure, FinishReason, Generate, Generation, Link, Notice, Router, Sampling,
-    SendError, SubmitError, Usage,
+    AsrWindow, Backend, Event, Failure, FinishReason, Generate, Generation, Link, Notice, Pcm,
+    Router, Sampling, SendError, SubmitError, Usage,
 };
-use denizen_frontend::text::TextModel;
 
 const SUBMIT: u64 = 3;
 const ABORT: u64 = 4;
@@ -26,7 +25,7 @@ struct Recorder {
 }
 
 impl Link for Recorder {
-    fn send(&self, envelope: &[u8]) -> Result<(), SendError> {
+    fn send(&self, envelope: &[u8], _attachment: Option<&[u8]>) -> Result<(), SendError> {
         if self.full.load(Ordering::SeqCst) {
             return Err(SendError::Full);
         }
@@ -70,16 +69,9 @@ fn model(name: &str) -> Arc<ModelEntry> {
     let config = r#"{"vocab_size": 2, "max_position_embeddings": 64}"#;
     std::fs::write(folder.join("tokenizer.json"), tokenizer).unwrap();
     std::fs::write(folder.join("config.json"), config).unwrap();
-    let text = TextModel::load(&folder).unwrap();
+    let model = ModelEntry::load(name, &folder, None).unwrap();
     std::fs::remove_dir_all(&folder).unwrap();
-    Arc::new(ModelEntry {
-        name: name.to_owned(),
-        path: folder,
-        created: 0,
-        context: 64,
-        vocab: 2,
-        text,
-    })
+    Arc::new(model)
 }
 
 fn generate(model: &Arc<ModelEntry>) -> Generate {
@@ -103,6 +95,7 @@ fn generate(model: &Arc<ModelEntry>) -> Generate {
         stop_ids: vec![],
         sampling,
         prompt_logprobs: None,
+        asr: None,
     }
 }
 
@@ -179,6 +172,7 @@ impl Bench {
             stop_id: None,
             usage,
             prompt_logprobs: vec![],
+            asr: None,
         };
         self.says(worker, request, FromWorker::Done(done));
     }
@@ -613,4 +607,41 @@ fn aborts_that_race_completions_leave_one_terminal_and_nothing_behind() {
         ))
     });
     assert_eq!(ended.iter().sum::<f64>(), 5_000.0);
+}
+
+#[tokio::test]
+async fn a_file_that_was_begun_goes_on_while_the_server_drains() {
+    let bench = Bench::new(1, 8);
+    let hold = bench.router.hold();
+    bench.router.drain();
+    let mut window = generate(&bench.model);
+    let audio = Pcm::new(Arc::new(vec![0.0; 16]), 0..16);
+    let asr = |continues| AsrWindow {
+        audio: audio.clone(),
+        continues,
+        timestamps: true,
+        detect: false,
+        forced: vec![],
+        words: false,
+    };
+    window.asr = Some(asr(false));
+    let refused = Backend::submit(&bench.router, window.clone());
+    assert!(matches!(refused, Err(SubmitError::Draining)));
+    window.asr = Some(asr(true));
+    let running = Backend::submit(&bench.router, window).unwrap();
+    assert_eq!(bench.links[0].submitted().len(), 1);
+    let id = bench.links[0].submitted()[0];
+    let failure = Failure {
+        code: "test".to_owned(),
+        message: String::new(),
+        param: None,
+        retryable: false,
+    };
+    assert_eq!(bench.router.fail_all(&failure), 1, "{id}");
+    drop(running);
+    // No sequence is left, but the file is not done.
+    let soon = tokio::time::timeout(std::time::Duration::ZERO, bench.router.idle());
+    assert!(soon.await.is_err());
+    drop(hold);
+    bench.router.idle().await;
 }

@@ -40,6 +40,14 @@ impl Config {
         }
     }
 
+    /// Sizes for a worker that also gets audio: about 35 MiB, with room for ten windows of 30 s, 1.92 MB each, on
+    /// their way to it.
+    pub fn audio(peer_name: impl Into<String>, epoch: u64) -> Self {
+        let mut config = Config::text(peer_name, epoch);
+        config.requests.slots[3] += 8;
+        config
+    }
+
     /// Layouts of the objects: (requests, results). Each object's return ring fits the other's slots.
     pub fn layouts(&self) -> Result<(Layout, Layout)> {
         let layout = |what: &str, own: &Direction, other: &Direction| {

@@ -7,12 +7,13 @@ import json
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from aiohttp import web
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 
 @dataclass
@@ -103,10 +104,25 @@ class Peer:
         return response
 
 
-@contextmanager
-def serving(behaviour: Behaviour | None = None) -> Iterator[Peer]:
+class App(Protocol):
+    """What :func:`running` runs; it learns its own address."""
+
+    url: str
+
+    def app(self) -> web.Application: ...
+
+
+A = TypeVar("A", bound=App)
+
+
+def serving(behaviour: Behaviour | None = None) -> AbstractContextManager[Peer]:
     """Runs a peer in a thread of its own until the block is left."""
-    peer = Peer(behaviour or Behaviour())
+    return running(Peer(behaviour or Behaviour()))
+
+
+@contextmanager
+def running(peer: A) -> Iterator[A]:
+    """Runs any such server in a thread of its own until the block is left."""
     loop = asyncio.new_event_loop()
     started, stop = threading.Event(), asyncio.Event()
 

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 
 import pytest
-from denizen.bench.client import Target
+from denizen.bench.client import TextTarget
 from denizen.bench.crew import Crew, Limits
 from denizen.bench.errors import BenchError
 from denizen.bench.load import ClosedLoop, OpenLoop
@@ -32,7 +32,7 @@ def test_every_job_is_sent_once(arrivals: ClosedLoop | OpenLoop, processes: int)
         nonlocal seen
         seen += count
 
-    with serving() as peer, Crew(Target(peer.url, "tiny"), processes) as crew:
+    with serving() as peer, Crew(TextTarget(url=peer.url, model="tiny"), processes) as crew:
         for _ in range(2):  # a crew outlives a pass
             records, strains = crew.run(arrivals, wanted, progress)
             assert [record.index for record in records] == list(range(20))
@@ -47,7 +47,7 @@ def test_every_job_is_sent_once(arrivals: ClosedLoop | OpenLoop, processes: int)
 def test_a_closed_loop_over_processes_keeps_its_concurrency() -> None:
     """No answer comes until all users have sent; then none is beyond them."""
     with serving(Behaviour(hang=set(range(5)))) as peer:
-        target = Target(peer.url, "tiny", timeout=3.0)
+        target = TextTarget(url=peer.url, model="tiny", timeout=3.0)
         with Crew(target, 2) as crew:
             records, _ = crew.run(ClosedLoop(5), jobs(5), lambda _: None)
         assert len(peer.requests) == 5
@@ -60,7 +60,7 @@ def test_a_closed_loop_over_processes_keeps_its_concurrency() -> None:
 def test_a_failed_request_may_end_the_pass(processes: int) -> None:
     with (
         serving(Behaviour(refuse={3})) as peer,
-        Crew(Target(peer.url, "tiny"), processes, Limits(on_error=True)) as crew,
+        Crew(TextTarget(url=peer.url, model="tiny"), processes, Limits(on_error=True)) as crew,
     ):
         records, _ = crew.run(ClosedLoop(2), jobs(40), lambda _: None)
         assert sum(record.error is not None for record in records) == 1
@@ -71,7 +71,7 @@ def test_a_failed_request_may_end_the_pass(processes: int) -> None:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_pass_may_end_by_time_and_answers_what_is_open(processes: int) -> None:
-    with serving() as peer, Crew(Target(peer.url, "tiny"), processes, Limits(seconds=0.1)) as crew:
+    with serving() as peer, Crew(TextTarget(url=peer.url, model="tiny"), processes, Limits(seconds=0.1)) as crew:
         records, _ = crew.run(ClosedLoop(2), jobs(5000), lambda _: None)
     assert 0 < len(records) < 5000
     assert all(record.error is None and record.completion_tokens == record.max_tokens for record in records)
@@ -82,14 +82,14 @@ def test_a_request_that_cannot_be_made_says_so(processes: int) -> None:
     talk = [Job(0, "", [{"role": "user", "content": "x"}], 4, seed=0)]
     with (
         serving() as peer,
-        Crew(Target(peer.url, "tiny", endpoint="completions"), processes) as crew,
+        Crew(TextTarget(url=peer.url, model="tiny", endpoint="completions"), processes) as crew,
         pytest.raises(BenchError, match="--endpoint chat"),
     ):
         crew.run(ClosedLoop(1), talk, lambda _: None)
 
 
 def test_a_process_that_dies_ends_the_run() -> None:
-    with serving(Behaviour(hang={0, 1})) as peer, Crew(Target(peer.url, "tiny"), 2) as crew:
+    with serving(Behaviour(hang={0, 1})) as peer, Crew(TextTarget(url=peer.url, model="tiny"), 2) as crew:
         victim = crew._children[0].pid
         assert victim is not None
 

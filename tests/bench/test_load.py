@@ -26,7 +26,14 @@ def test_a_closed_loop_keeps_exactly_its_concurrency_busy() -> None:
             waiting.set()
         await waiting.wait()
         running -= 1
-        return Record(job.index, job.max_tokens, scheduled, sent=clock.now(), end=clock.now(), finish_reason="length")
+        return Record(
+            index=job.index,
+            max_tokens=job.max_tokens,
+            scheduled=scheduled,
+            sent=clock.now(),
+            end=clock.now(),
+            finish_reason="length",
+        )
 
     asyncio.run(ClosedLoop(3).run(jobs(20), send, records.append))
     assert most == 3
@@ -37,7 +44,7 @@ def test_a_closed_loop_with_fewer_requests_than_users_ends() -> None:
     records: list[Record] = []
 
     async def send(job: Job, scheduled: float, clock: Clock) -> Record:
-        return Record(job.index, job.max_tokens, scheduled, end=clock.now())
+        return Record(index=job.index, max_tokens=job.max_tokens, scheduled=scheduled, end=clock.now())
 
     asyncio.run(ClosedLoop(64).run(jobs(2), send, records.append))
     assert len(records) == 2
@@ -52,7 +59,7 @@ def test_a_stalled_server_is_charged_for_every_request_that_was_due() -> None:
         lock = asyncio.Lock()
 
         async def send(job: Job, scheduled: float, clock: Clock) -> Record:
-            record = Record(job.index, job.max_tokens, scheduled, sent=clock.now())
+            record = Record(index=job.index, max_tokens=job.max_tokens, scheduled=scheduled, sent=clock.now())
             async with lock:  # a server that answers one request at a time, and stalls on the first
                 if job.index == 0:
                     await asyncio.sleep(stall)
@@ -79,7 +86,9 @@ def test_a_client_that_blocks_shows_as_lag_and_in_latency() -> None:
             start = clock.now()
             while clock.now() < start + 0.2:
                 pass  # a client that hogs its event loop
-        return Record(job.index, job.max_tokens, scheduled, sent=clock.now(), end=clock.now())
+        return Record(
+            index=job.index, max_tokens=job.max_tokens, scheduled=scheduled, sent=clock.now(), end=clock.now()
+        )
 
     asyncio.run(OpenLoop(rate=500, seed=2).run(jobs(50), send, records.append))
     summary = summarize(records, 1.0)

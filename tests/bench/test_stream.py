@@ -7,7 +7,8 @@ import random
 from typing import Any
 
 import pytest
-from denizen.bench.client import _ErrorEvent, _Stream
+from denizen.bench.api import ErrorEvent
+from denizen.bench.client import _Stream
 from denizen.bench.load import Clock
 from denizen.bench.schema import Record
 
@@ -80,5 +81,5 @@ def test_a_text_outside_of_the_choices_is_none() -> None:
 
 
 def test_an_error_event_after_plain_text_is_seen() -> None:
-    with pytest.raises(_ErrorEvent, match="worker died"):
+    with pytest.raises(ErrorEvent, match="worker died"):
         read([chat("a"), chat("b"), {"error": {"message": "worker died"}}])

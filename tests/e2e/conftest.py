@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 from denizen.bench.server import builtin_checkpoint
 
-from tests.models import tiny
+from tests.models import real_whisper, tiny
 
 from .running import Running, arena_objects
 from .waiting import eventually
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CPU = ["--devices", "cpu"]
+THREADS = ["--threads", str(min(2, os.cpu_count() or 1))]
 STUB = [*CPU, "--worker-module", "denizen.worker.stub"]
 
 
@@ -106,5 +107,35 @@ def tiny_server(hybrid_model: Path, dense_model: Path) -> Iterator[Running]:
 @pytest.fixture(scope="session")
 def smol() -> Iterator[Running]:
     """What a newcomer gets: no model named, so the built-in one is served."""
-    with Running([*CPU, "--threads", str(min(2, os.cpu_count() or 1))], model="SmolLM2-135M-Instruct") as server:
+    with Running([*CPU, *THREADS], model="SmolLM2-135M-Instruct") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def clips() -> list[real_whisper.Clip]:
+    """Five sentences of a reading, 24.7 s, with their texts."""
+    return real_whisper.or_skip(real_whisper.clips)
+
+
+@pytest.fixture(scope="session")
+def tiny_ears_model() -> Path:
+    return real_whisper.or_skip(real_whisper.checkpoint, "tiny.en")
+
+
+@pytest.fixture(scope="session")
+def base_ears_model() -> Path:
+    return real_whisper.or_skip(real_whisper.checkpoint, "base")
+
+
+@pytest.fixture(scope="session")
+def ears(tiny_ears_model: Path) -> Iterator[Running]:
+    """Whisper tiny.en with its real weights."""
+    with Running([*CPU, *THREADS, "--model", f"ears={tiny_ears_model}"], model="ears") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def base_ears(base_ears_model: Path) -> Iterator[Running]:
+    """Whisper base, which knows many languages, with its real weights."""
+    with Running([*CPU, *THREADS, "--model", f"base={base_ears_model}"], model="base") as server:
         yield server

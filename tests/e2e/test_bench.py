@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+import soundfile
 from denizen.bench.__main__ import main
+from denizen.bench.gpu_asr import counted_tokens
+
+from .sounds import RATE, silence
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
+    from tests.models.real_whisper import Clip
 
     from .running import Running
 
@@ -115,3 +119,53 @@ def test_gpu_text_goes_on_after_a_part_that_fails(hybrid_model: Path, tmp_path: 
     assert len(result["problems"]) == 5  # the loops and the four turns, each with the server's own words
     assert all("--no-such-flag" in problem for problem in result["problems"])
     assert "--no-such-flag" in (tmp_path / "server.log").read_text(encoding="utf-8")
+
+
+def test_asr_measures_a_real_server(ears: Running, clips: list[Clip], tmp_path: Path) -> None:
+    """Real weights, real words, one silent clip."""
+    soundfile.write(str(tmp_path / "silence.flac"), silence(2), RATE)
+    rows = [{"path": str(clip.file), "text": clip.text} for clip in clips[1::2]]
+    rows.append({"path": "silence.flac", "text": ""})
+    manifest, out = tmp_path / "list.jsonl", tmp_path / "asr.json"
+    manifest.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    load = ["--concurrency", "2", "--passes", "2", "--max-client-lag", "60000"]
+    assert main(["asr", "--url", ears.url, "--data", str(manifest), *load, "--json", str(out)]) == 0
+    result = json.loads(out.read_text(encoding="utf-8"))
+    summary = result["results"][0]["summary"]
+    seconds = sum(len(clip.pcm) / RATE for clip in clips[1::2]) + 2
+    assert summary["audio_seconds"] == pytest.approx(seconds, abs=0.01)
+    quality = summary["quality"]
+    assert quality["wer"]["words"] == sum(len(clip.text.split()) for clip in clips[1::2])
+    assert quality["wer"]["rate"] < 0.2
+    assert (quality["empty"], quality["silent"], quality["on_silence"], quality["repeating"]) == (0, 1, 0, 0)
+
+
+def test_asr_forces_lengths(ears: Running, tmp_path: Path) -> None:
+    """Denizen's own extension: every window gives as many tokens as were asked for, by the server's own count."""
+    out = tmp_path / "asr.json"
+    before = counted_tokens(ears.url)
+    load = ["--clips", "3", "--seconds", "1:3", "--output-tokens", "5:9", "--max-client-lag", "60000"]
+    assert main(["asr", "--url", ears.url, "--synthetic", *load, "--json", str(out), "--records", str(out) + "l"]) == 0
+    rows = [json.loads(line) for line in Path(str(out) + "l").read_text(encoding="utf-8").splitlines()]
+    assert counted_tokens(ears.url) - before == sum(row["max_tokens"] for row in rows)
+
+
+@pytest.mark.parametrize("worker", ["denizen.worker.stub", "denizen.worker"])
+def test_gpu_asr_measures_every_part(
+    tiny_ears_model: Path, tmp_path: Path, worker: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--checkpoint", str(tiny_ears_model), "--out", str(tmp_path), "--max-client-lag", "60000"]
+    sizes = ["--clips", "4", "--seconds", "1:4:2", "--output-tokens", "5:9", "--concurrency", "1", "2", "--passes", "2"]
+    server = ["--device", "cpu", f"--server-arg=--worker-module={worker}", "--processes", "1", "--timeout", "120"]
+    parts = ["--parts", "loops", *(["ceiling"] if worker.endswith("stub") else [])]
+    assert main(["gpu-asr", *flags, *sizes, *server, *parts]) == 0
+    result = json.loads((tmp_path / "gpu-asr.json").read_text(encoding="utf-8"))
+    assert [load["load"]["name"] for load in result["results"]] == ["loop 1", "loop 2"]
+    for load in result["results"]:
+        assert load["summary"]["requests"] == 4
+        tokens = result["figures"]["output_tokens"][load["load"]["name"]]
+        assert tokens["made"] == tokens["asked"] > 0
+    assert result["figures"]["beside"]["loop 1"]["published"] > 0
+    if "ceiling" in parts:
+        assert result["figures"]["beside"]["loop 1"]["encoder_share_at_ceiling"] > 0
+        assert "TFLOP a window" in capsys.readouterr().out

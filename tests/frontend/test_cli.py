@@ -21,7 +21,15 @@ def check_snapshot(name: str, text: str) -> None:
     assert text == path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("name", "arguments"), [("help", []), ("serve-help", ["serve"]), ("doctor-help", ["doctor"])])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("help", []),
+        ("serve-help", ["serve"]),
+        ("transcribe-help", ["transcribe"]),
+        ("doctor-help", ["doctor"]),
+    ],
+)
 def test_help_reads_as_before(denizen: Denizen, name: str, arguments: list[str]) -> None:
     result = denizen(*arguments, "--help")
     assert (result.returncode, result.stderr) == (0, "")

@@ -23,6 +23,7 @@ from denizen.kernels import (
     gate,
     gated_delta_chunk,
     gated_delta_decode,
+    layer_norm,
     mailbox,
     narrow_linear,
     norm,
@@ -30,6 +31,7 @@ from denizen.kernels import (
     prefill_step,
     row_writes,
     sample,
+    transcription_rules,
 )
 
 _POINTERS = {
@@ -154,6 +156,40 @@ def test_products(compiled: dict[str, str], tokens: int) -> None:
         run = narrow_linear.narrow_silu_mul_triton if use is gated else narrow_linear.narrow_linear_triton
         run(_half(tokens, inputs), _half(outputs, inputs), tiling)
     norm.add_rms_norm_triton(_half(tokens, 1024), torch.zeros(8, tokens, 1024), torch.zeros(1024), 1e-6)
+
+
+@pytest.mark.parametrize("width", [512, 1280])
+def test_speech(compiled: dict[str, str], width: int) -> None:
+    """Whisper base and large-v3-turbo: an encoder's and a decoder's norms, self attention's inputs, rules."""
+    rows, heads = 64, width // 64
+    scale, shift = torch.zeros(width), torch.zeros(width)
+    for delta in (None, _half(24000, width)):
+        layer_norm.add_layer_norm_triton(_half(24000, width), delta, scale, shift, 1e-5)
+    tiling = narrow_linear.choose_tiling(narrow_linear.Use.PARTIAL, rows, width, 4 * width)
+    assert tiling is not None
+    parts = narrow_linear.narrow_linear_triton(_half(rows, 4 * width), _half(width, 4 * width), tiling, _half(width))
+    layer_norm.add_layer_norm_triton(_half(rows, width), parts, scale, shift, 1e-5)
+    pool = _half(64, 16, heads, 64)
+    attention_inputs.attention_inputs_triton(
+        _half(rows, 3 * width),
+        heads,
+        heads,
+        False,
+        None,
+        None,
+        0.0,
+        torch.zeros(448, 2, 32),
+        _longs(rows),
+        _ints(rows),
+        pool,
+        pool.clone(),
+    )
+    known = transcription_rules.Vocabulary(torch.zeros(51866, dtype=torch.uint8), 50257, 50364, 50)
+    words = transcription_rules.STATE_WORDS
+    for given in ({"tokens": _longs(rows)}, {"begins": _ints(rows, words)}):
+        transcription_rules.transcription_rules_triton(
+            _half(rows, 51866), _ints(80, words), _ints(rows), known, **given
+        )
 
 
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])

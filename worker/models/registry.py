@@ -18,6 +18,7 @@ _ARCHITECTURES = {
     "Qwen3ForCausalLM": ("llama.model", "LlamaModel"),
     "Qwen3_5ForCausalLM": ("qwen3_5.model", "Qwen35Model"),
     "Qwen3_5ForConditionalGeneration": ("qwen3_5.model", "Qwen35Model"),
+    "WhisperForConditionalGeneration": ("whisper.model", "WhisperModel"),
 }
 
 

@@ -45,8 +45,11 @@ def allocate_state(
 
 
 def with_state_dtype(spec: StatePoolSpec, dtype: torch.dtype) -> StatePoolSpec:
-    """The pool with ``dtype`` for the tensors that name a type of their own."""
-    tensors = (replace(tensor, dtype=dtype) if tensor.dtype is not None else tensor for tensor in spec.tensors)
+    """The pool with ``dtype`` for the tensors that name a floating-point type of their own."""
+    tensors = (
+        replace(tensor, dtype=dtype) if tensor.dtype is not None and tensor.dtype.is_floating_point else tensor
+        for tensor in spec.tensors
+    )
     return replace(spec, tensors=tuple(tensors))
 
 

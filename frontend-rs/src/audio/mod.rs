@@ -4,7 +4,7 @@
 //!
 //! `sniff` (which container) → `demux` (its packets; `wav` for WAV files, `edits` for what Symphonia leaves out) →
 //! `codec` (packets to samples; `opus` for Opus) → `trim` (priming and padding) → `resample` (to 16 kHz). `decoder` runs
-//! it all, a packet a step; `error` is everything that can be wrong with a file. On the way back: `transcript` (OpenAI's
+//! it all, a packet a step; `error` is everything that can be wrong with a file; `voice` is where somebody speaks. On the way back: `transcript` (OpenAI's
 //! shapes) and `subtitles` (SRT, WebVTT). `language` knows the languages' codes and names.
 //!
 //! Decoding takes CPU time and blocks: run it on a thread for that.
@@ -21,6 +21,7 @@ mod sniff;
 mod subtitles;
 mod transcript;
 mod trim;
+mod voice;
 mod wav;
 
 pub use decoder::Decoder;
@@ -28,6 +29,7 @@ pub use error::AudioError;
 pub use language::{language, language_name, LANGUAGES};
 pub use sniff::BUILT_IN;
 pub use transcript::{Segment, Transcript, Word};
+pub use voice::{Voice, FRAME, POSSIBLE};
 
 /// Samples per second of decoded audio.
 pub const SAMPLE_RATE: u32 = 16_000;

@@ -39,7 +39,7 @@ pub struct Word {
 pub struct Transcript {
     /// `transcribe` or `translate`.
     pub task: &'static str,
-    /// Code of the spoken language.
+    /// Code of the language of the text.
     pub language: &'static str,
     /// Seconds of audio.
     pub duration_s: f64,
@@ -81,6 +81,11 @@ impl Transcript {
         }
         body["usage"] = self.usage();
         body
+    }
+
+    /// The last event of a stream.
+    pub fn done_event(&self) -> Value {
+        json!({"type": "transcript.text.done", "text": self.text(), "usage": self.usage()})
     }
 
     pub fn srt(&self) -> String {

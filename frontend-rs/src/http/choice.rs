@@ -106,6 +106,7 @@ impl Choice {
                 reason,
                 usage,
                 prompt_logprobs,
+                asr: _,
             } => {
                 let rest = self.stop.finish();
                 let mut delta = self.text(rest, false);

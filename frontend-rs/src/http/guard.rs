@@ -32,7 +32,7 @@ pub async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) ->
         .to_owned();
     let leftover = Leftover::default();
     let request = request.map(|body| leftover.watch(body));
-    let mut response = match admit(&app, request) {
+    let mut response = match admit(&app, &route, request) {
         Ok(request) => match AssertUnwindSafe(next.run(request)).catch_unwind().await {
             Ok(response) => response,
             Err(_) => {
@@ -51,7 +51,7 @@ pub async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) ->
     if !response.status().is_success() {
         // More than the limit, so that a client that is not far over it gets its answer too.
         leftover
-            .discard(app.config.max_body.saturating_mul(4))
+            .discard(app.body_limit(&route).saturating_mul(4))
             .await;
     }
     app.counters.request(&route, response.status());
@@ -59,7 +59,7 @@ pub async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) ->
     response
 }
 
-fn admit(app: &App, request: Request) -> Result<Request, ApiError> {
+fn admit(app: &App, route: &str, request: Request) -> Result<Request, ApiError> {
     if let Some(key) = &app.config.api_key {
         if !OPEN.contains(&request.uri().path()) && !authorized(&request, key) {
             let message = "this server needs an API key; send it as 'Authorization: Bearer KEY'";
@@ -74,8 +74,9 @@ fn admit(app: &App, request: Request) -> Result<Request, ApiError> {
         .headers()
         .get(header::CONTENT_LENGTH)
         .and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
-    if length.is_some_and(|length| length > app.config.max_body as u64) {
-        return Err(body::too_large(app.config.max_body));
+    let limit = app.body_limit(route);
+    if length.is_some_and(|length| length > limit as u64) {
+        return Err(body::too_large(limit));
     }
     Ok(request)
 }

@@ -59,6 +59,7 @@ impl Job {
             stop_ids: self.params.stop_ids.clone(),
             sampling,
             prompt_logprobs: self.prompt_logprobs,
+            asr: None,
         }
     }
 

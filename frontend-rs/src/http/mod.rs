@@ -4,8 +4,10 @@
 //!
 //! `guard` (request id, API key, body size) → an endpoint (`chat_completions`, `completions`, `tokenize`, …) → `fields`,
 //! `params`, `messages` (validation) → `job` (what to generate) → `run` (submit, stream or collect) → `choice` (tokens to
-//! text) → `shape` (OpenAI's JSON) → `sse` (bounded output).
+//! text) → `shape` (OpenAI's JSON) → `sse` (bounded output). `audio` has the same for audio files: `multipart` (the form),
+//! then decoding, windows, formats.
 
+mod audio;
 mod body;
 mod chat_completions;
 mod choice;
@@ -46,10 +48,14 @@ pub struct HttpConfig {
     pub api_key: Option<String>,
     /// Largest request body, bytes.
     pub max_body: usize,
+    /// Largest body of a request with an audio file, bytes.
+    pub max_upload: usize,
+    /// Longest audio of a file.
+    pub max_audio: Duration,
     /// Requests handled at once; more get 429.
     pub max_in_flight: usize,
     pub request_timeout: Duration,
-    /// Threads for templates and tokenization.
+    /// Threads for templates and tokenization, and for decoding audio.
     pub text_threads: usize,
     /// Bytes of a stream that wait for a client that reads slowly.
     pub max_buffered: usize,
@@ -62,6 +68,8 @@ impl Default for HttpConfig {
         Self {
             api_key: None,
             max_body: 32 << 20,
+            max_upload: 256 << 20,
+            max_audio: Duration::from_secs(7200),
             max_in_flight: 1024,
             request_timeout: Duration::from_secs(600),
             text_threads: std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8)),
@@ -77,13 +85,30 @@ struct App {
     backend: Arc<dyn Backend>,
     pool: TextPool,
     in_flight: Arc<Semaphore>,
+    /// Files decoded at once.
+    decoding: Arc<Semaphore>,
+    audio: audio::Counters,
     counters: counters::Counters,
 }
 
 impl App {
+    /// Most bytes of a request's body.
+    fn body_limit(&self, route: &str) -> usize {
+        if route.starts_with("/v1/audio/") {
+            self.config.max_upload
+        } else {
+            self.config.max_body
+        }
+    }
+
     /// The model that a request names.
     fn model(&self, name: &str) -> Result<Arc<ModelEntry>, ApiError> {
         models::find(&self.backend.models(), name)
+    }
+
+    /// The same, for a request that wants text continued.
+    fn text_model(&self, name: &str) -> Result<Arc<ModelEntry>, ApiError> {
+        models::text(self.model(name)?)
     }
 }
 
@@ -95,6 +120,8 @@ pub fn app(config: HttpConfig, backend: Arc<dyn Backend>) -> axum::Router {
         in_flight: Arc::new(Semaphore::new(
             config.max_in_flight.min(Semaphore::MAX_PERMITS),
         )),
+        decoding: Arc::new(Semaphore::new(config.text_threads.max(1))),
+        audio: audio::Counters::default(),
         pool,
         counters: counters::Counters::default(),
         config,
@@ -112,6 +139,8 @@ pub fn app(config: HttpConfig, backend: Arc<dyn Backend>) -> axum::Router {
             post(chat_completions::chat_completions),
         )
         .route("/v1/completions", post(completions::completions))
+        .route("/v1/audio/transcriptions", post(audio::transcriptions))
+        .route("/v1/audio/translations", post(audio::translations))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(detokenize::detokenize))
         .fallback(guard::unknown_route)

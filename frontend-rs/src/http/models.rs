@@ -37,6 +37,7 @@ fn object(model: &ModelEntry) -> Value {
         "root": model.name,
         "parent": null,
         "max_model_len": model.context,
+        "kind": model.kind(),
     })
 }
 
@@ -58,10 +59,23 @@ pub fn find(models: &[Arc<ModelEntry>], name: &str) -> Result<Arc<ModelEntry>, A
         })
 }
 
+/// Refuses a model that hears.
+pub fn text(model: Arc<ModelEntry>) -> Result<Arc<ModelEntry>, ApiError> {
+    if model.speech.is_none() {
+        return Ok(model);
+    }
+    let message = format!(
+        "the model '{}' writes down speech and continues no text; send audio to /v1/audio/transcriptions, or name a \
+         text model",
+        model.name
+    );
+    Err(ApiError::invalid("model", message).code("unsupported_model"))
+}
+
 /// The model that the field `model` of a request names.
 pub fn take(app: &App, fields: &mut super::fields::Fields) -> Result<Arc<ModelEntry>, ApiError> {
     match fields.string("model")? {
-        Some(name) => app.model(&name),
+        Some(name) => app.text_model(&name),
         None => {
             let names: Vec<String> = app
                 .backend

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::{header, HeaderValue};
+use axum::http::header::{self, HeaderName};
+use axum::http::HeaderValue;
 use axum::response::{IntoResponse, Response};
 use axum::Json;
 use bytes::Bytes;
@@ -33,8 +34,8 @@ pub struct Collected {
 
 /// One of the places for requests in flight, and when the request must have ended.
 pub struct Admission {
-    permit: OwnedSemaphorePermit,
-    deadline: Instant,
+    pub permit: OwnedSemaphorePermit,
+    pub deadline: Instant,
 }
 
 pub fn admit(app: &App) -> Result<Admission, ApiError> {
@@ -55,7 +56,7 @@ pub fn admit(app: &App) -> Result<Admission, ApiError> {
 }
 
 /// Waits for `work`, but not past the request's deadline.
-async fn within<T>(
+pub async fn within<T>(
     app: &App,
     deadline: Instant,
     work: impl Future<Output = Result<T, ApiError>>,
@@ -99,30 +100,36 @@ pub async fn generate(
         let collected = within(&app, admission.deadline, running.collect())
             .await
             .inspect_err(|error| {
-                app.counters
-                    .aborted(if error.code.as_deref() == Some("timeout") {
-                        "timeout"
-                    } else {
-                        "failed"
-                    });
+                app.counters.aborted(reason(error));
             })?;
         return Ok(Json(shape.response(&job, &collected)).into_response());
     }
     let (sink, events) = sse::channel(app.config.max_buffered, app.config.slow_client_timeout);
     tokio::spawn(async move { stream(&app, job, shape, running, &sink, admission).await });
-    let headers = [
-        (
-            header::CONTENT_TYPE,
-            HeaderValue::from_static("text/event-stream; charset=utf-8"),
-        ),
+    Ok((stream_headers(), Body::from_stream(events)).into_response())
+}
+
+/// Of every response that is a stream of events.
+pub fn stream_headers() -> [(HeaderName, HeaderValue); 3] {
+    let event_stream = HeaderValue::from_static("text/event-stream; charset=utf-8");
+    [
+        (header::CONTENT_TYPE, event_stream),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         // Proxies that buffer would turn a stream into one block.
         (
-            header::HeaderName::from_static("x-accel-buffering"),
+            HeaderName::from_static("x-accel-buffering"),
             HeaderValue::from_static("no"),
         ),
-    ];
-    Ok((headers, Body::from_stream(events)).into_response())
+    ]
+}
+
+/// Why a request was given up, as `/metrics` calls it.
+pub fn reason(error: &ApiError) -> &'static str {
+    if error.code.as_deref() == Some("timeout") {
+        "timeout"
+    } else {
+        "failed"
+    }
 }
 
 /// The sequences of a request. Dropping it aborts what has not ended.
@@ -260,7 +267,7 @@ async fn stream(
     }
 }
 
-fn give_up(app: &App, sink: &Sink, unsendable: Unsendable) {
+pub fn give_up(app: &App, sink: &Sink, unsendable: Unsendable) {
     match unsendable {
         Unsendable::Gone => app.counters.aborted("client_gone"),
         Unsendable::Slow => {

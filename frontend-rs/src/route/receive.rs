@@ -49,7 +49,10 @@ impl Router {
                     shared.token(&mut state, worker, row);
                 }
             }
-            Some(FromWorker::Done(done)) => shared.done(&mut state, worker, envelope.request, done),
+            Some(FromWorker::Done(done)) => {
+                shared.done(&mut state, worker, envelope.request, done);
+                self.ask_again(&mut state);
+            }
             Some(FromWorker::Error(error)) if envelope.request == 0 => {
                 return Some(Notice::Failed(error))
             }
@@ -138,6 +141,7 @@ impl Shared {
             reason,
             usage,
             prompt_logprobs,
+            asr,
             stop_id: _,
         } = done;
         self.terminal(
@@ -148,6 +152,7 @@ impl Shared {
                 reason,
                 usage,
                 prompt_logprobs,
+                asr,
             },
         );
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
+use super::asr::{AsrResult, AsrWindow};
 use crate::model::ModelEntry;
 
 /// Sampling parameters of one sequence, validated. Field meanings: `docs/design/protocol.md`, SUBMIT.
@@ -23,7 +24,7 @@ pub struct Sampling {
     pub logprobs: Option<u32>,
 }
 
-/// One sequence to generate: token ids in, token ids out. The router never sees text.
+/// One sequence to generate: token ids, and audio for a speech model, in; token ids out. The router never sees text.
 #[derive(Debug, Clone)]
 pub struct Generate {
     pub model: Arc<ModelEntry>,
@@ -34,6 +35,8 @@ pub struct Generate {
     pub stop_ids: Vec<u32>,
     pub sampling: Sampling,
     pub prompt_logprobs: Option<u32>,
+    /// What a speech model listens to; `None` for text.
+    pub asr: Option<AsrWindow>,
 }
 
 /// A token's log-probability with the most likely alternatives.
@@ -69,6 +72,8 @@ pub enum Event {
         usage: Usage,
         /// One entry a prompt position, the first is `None`; empty unless asked for.
         prompt_logprobs: Vec<Option<TokenLogprob>>,
+        /// Of a speech model.
+        asr: Option<AsrResult>,
     },
     Failed(Failure),
 }
@@ -166,10 +171,10 @@ impl Generation {
 }
 
 /// Calls its function once, on drop.
-pub struct AbortOnDrop(Option<Box<dyn FnOnce() + Send>>);
+pub struct AbortOnDrop(Option<Box<dyn FnOnce() + Send + Sync>>);
 
 impl AbortOnDrop {
-    pub fn new(f: impl FnOnce() + Send + 'static) -> Self {
+    pub fn new(f: impl FnOnce() + Send + Sync + 'static) -> Self {
         Self(Some(Box::new(f)))
     }
 }

@@ -71,7 +71,16 @@ impl Sequence {
             stop_ids: &generate.stop_ids,
             sampling: &generate.sampling,
             prompt_logprobs: generate.prompt_logprobs,
+            asr: generate.asr.as_ref(),
         }
+    }
+
+    /// What goes beside it.
+    pub fn attachment(&self) -> Option<&[u8]> {
+        self.generate
+            .asr
+            .as_ref()
+            .map(|window| window.audio.bytes())
     }
 
     /// Whether another worker may take it over: nothing of it was seen yet, and it was not moved before.
@@ -87,8 +96,9 @@ impl Sequence {
                 self.metrics
                     .ttft
                     .observe((now - self.submitted).as_secs_f64());
-                // No other worker takes it over from here on, so nobody needs the prompt.
+                // No other worker takes it over from here on, so nobody needs the prompt or the audio.
                 self.generate.prompt = Vec::new();
+                self.generate.asr = None;
             }
             Some(last) => self.metrics.itl.observe((now - last).as_secs_f64()),
         }

@@ -9,7 +9,7 @@ use super::envelope::{encode, Load, Stats, ToWorker};
 
 /// The way to a worker. Sending never blocks.
 pub trait Link: Send + Sync + 'static {
-    fn send(&self, envelope: &[u8]) -> Result<(), SendError>;
+    fn send(&self, envelope: &[u8], attachment: Option<&[u8]>) -> Result<(), SendError>;
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,8 +23,8 @@ pub enum SendError {
 }
 
 impl Link for HostEnd {
-    fn send(&self, envelope: &[u8]) -> Result<(), SendError> {
-        HostEnd::send(self, envelope, None).map_err(|error| match error {
+    fn send(&self, envelope: &[u8], attachment: Option<&[u8]>) -> Result<(), SendError> {
+        HostEnd::send(self, envelope, attachment).map_err(|error| match error {
             ArenaError::SlabFull { .. } | ArenaError::RingFull { .. } => SendError::Full,
             ArenaError::TooLarge { .. } => SendError::TooLarge(error.to_string()),
             _ => SendError::Gone,
@@ -119,17 +119,27 @@ impl Worker {
         self.state == WorkerState::Ready && self.in_flight < self.credits && !self.full
     }
 
+    /// It is ready, but its arena had no room.
+    pub fn is_full(&self) -> bool {
+        self.state == WorkerState::Ready && self.full
+    }
+
     pub fn hosts(&self, model: &str) -> bool {
         self.models.iter().any(|name| name == model)
     }
 
     /// Sends, or says why not. Messages that wait go first.
-    pub fn try_send(&mut self, body: &ToWorker<'_>, request: u64) -> Result<(), SendError> {
+    pub fn try_send(
+        &mut self,
+        body: &ToWorker<'_>,
+        request: u64,
+        attachment: Option<&[u8]>,
+    ) -> Result<(), SendError> {
         if !self.flush() {
             return Err(SendError::Full);
         }
         let link = self.link.as_ref().ok_or(SendError::Gone)?;
-        let sent = link.send(&encode(body, request, self.sequence));
+        let sent = link.send(&encode(body, request, self.sequence), attachment);
         self.full = sent == Err(SendError::Full);
         sent?;
         self.sequence += 1;
@@ -149,7 +159,7 @@ impl Worker {
     pub fn flush(&mut self) -> bool {
         self.full = false;
         while let (Some(envelope), Some(link)) = (self.outbox.front(), &self.link) {
-            match link.send(envelope) {
+            match link.send(envelope, None) {
                 Ok(()) => drop(self.outbox.pop_front()),
                 Err(SendError::Full) => {
                     self.full = true;

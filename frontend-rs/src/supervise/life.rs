@@ -57,7 +57,12 @@ impl Life<'_> {
             return Ending::Asked;
         }
         let name = self.plan.name();
-        let (host, socket) = match HostEnd::create(&Config::text(&name, self.epoch)) {
+        let sizes = if self.plan.audio {
+            Config::audio
+        } else {
+            Config::text
+        };
+        let (host, socket) = match HostEnd::create(&sizes(&name, self.epoch)) {
             Ok((host, socket)) => (Arc::new(host), socket),
             Err(error) => return Ending::Hopeless(format!("{name}: {error}")),
         };

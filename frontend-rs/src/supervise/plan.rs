@@ -65,6 +65,9 @@ pub struct WorkerPlan {
     pub device: Device,
     pub threads: Option<u32>,
     pub models: Vec<WorkerModel>,
+    /// One of its models hears, so that its arena must hold audio; the worker itself knows.
+    #[serde(skip)]
+    pub audio: bool,
     #[serde(flatten)]
     pub limits: WorkerLimits,
 }
@@ -127,6 +130,7 @@ mod tests {
                 name: "m".into(),
                 path: "/p".into(),
             }],
+            audio: true,
             limits: WorkerLimits {
                 page_size: Some(16),
                 kv_tokens: None,

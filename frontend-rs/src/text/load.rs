@@ -76,7 +76,8 @@ pub(super) fn load(folder: &Path) -> Result<TextModel, LoadError> {
                 )
             })
     };
-    let context = size("max_position_embeddings")?;
+    // Whisper's name for it.
+    let context = size("max_target_positions").or_else(|_| size("max_position_embeddings"))?;
     let vocab = size("vocab_size")?;
 
     let tokenizer_path = folder.join("tokenizer.json");

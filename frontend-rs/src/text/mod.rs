@@ -93,6 +93,16 @@ impl TextModel {
         self.template.as_ref()
     }
 
+    /// From now on special tokens written in a text are text.
+    pub(crate) fn take_special_tokens_literally(&mut self) {
+        self.tokenizer.set_encode_special_tokens(true);
+    }
+
+    /// The id of a token, by its text.
+    pub(crate) fn token_id(&self, token: &str) -> Option<u32> {
+        self.tokenizer.token_to_id(token)
+    }
+
     pub fn pieces(&self) -> &Pieces {
         &self.pieces
     }

@@ -2,9 +2,8 @@
 
 use axum::body::Body;
 use denizen_frontend::audio::{decode, Limits};
-use denizen_frontend::http::multipart::{
-    Chunking, Granularities, ResponseFormat, Task, VoiceActivity,
-};
+use denizen_frontend::http::multipart::{Chunking, Granularities, ResponseFormat, VoiceActivity};
+use denizen_frontend::speech::Task;
 
 use crate::support::{accepted, body, post_body, refused, send, text, Part, BOUNDARY, FILE, MODEL};
 
@@ -42,6 +41,8 @@ async fn every_field_is_read() {
         text("prompt", "Dashwood, Norland, naïve"),
         text("response_format", "verbose_json"),
         text("temperature", "0.2"),
+        text("max_tokens", "27"),
+        text("ignore_eos", "true"),
         text("timestamp_granularities[]", "word"),
         text("include[]", "logprobs"),
         text("chunking_strategy", "auto"),
@@ -53,6 +54,7 @@ async fn every_field_is_read() {
     assert_eq!(form.prompt.as_deref(), Some("Dashwood, Norland, naïve"));
     assert_eq!(form.response_format, ResponseFormat::VerboseJson);
     assert_eq!(form.temperature, Some(0.2));
+    assert_eq!((form.max_tokens, form.ignore_eos), (Some(27), true));
     assert_eq!(
         form.granularities,
         Granularities {

@@ -67,6 +67,21 @@ async fn mistakes_name_the_field_and_the_remedy() {
         ),
         ("stream", "maybe", "stream", "", "use 'true' or 'false'"),
         (
+            "max_tokens",
+            "0",
+            "max_tokens",
+            "",
+            "a whole number of at least 1, not \"0\"",
+        ),
+        (
+            "max_tokens",
+            "2.5",
+            "max_tokens",
+            "",
+            "a whole number of at least 1",
+        ),
+        ("ignore_eos", "true", "ignore_eos", "", "needs 'max_tokens'"),
+        (
             "language",
             "klingon",
             "language",

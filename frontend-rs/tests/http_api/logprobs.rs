@@ -37,6 +37,7 @@ fn script(request: &Generate) -> Vec<Step> {
             reason: FinishReason::Stop,
             usage,
             prompt_logprobs,
+            asr: None,
         }),
     ]
 }

@@ -221,6 +221,7 @@ async fn cached_tokens_come_from_the_worker() {
             reason: FinishReason::Stop,
             usage,
             prompt_logprobs: Vec::new(),
+            asr: None,
         };
         [bytes("x"), vec![Step::Event(event)]].concat()
     });

@@ -18,6 +18,7 @@ fn done(cached: u32) -> Step {
         reason: FinishReason::Stop,
         usage,
         prompt_logprobs: Vec::new(),
+        asr: None,
     })
 }
 

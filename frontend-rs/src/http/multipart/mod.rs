@@ -8,5 +8,5 @@ mod form;
 mod transcription;
 
 pub use transcription::{
-    Chunking, Granularities, ResponseFormat, Task, Transcription, Upload, VoiceActivity,
+    Chunking, Granularities, ResponseFormat, Transcription, Upload, VoiceActivity,
 };

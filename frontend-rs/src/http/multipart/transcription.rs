@@ -7,17 +7,9 @@ use serde_json::Value;
 use super::super::error::ApiError;
 use super::form::Form;
 use crate::audio::{language, AudioError};
+use crate::speech::Task;
 
 pub use super::form::Upload;
-
-/// What is to be written down.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Task {
-    /// What is said, in its own language.
-    Transcribe,
-    /// What is said, in English.
-    Translate,
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ResponseFormat {
@@ -90,6 +82,10 @@ pub struct Transcription {
     pub response_format: ResponseFormat,
     /// 0 to 1; `None`: greedy, with the fallback ladder.
     pub temperature: Option<f32>,
+    /// Most tokens of a window; an extension of ours, as `ignore_eos` is.
+    pub max_tokens: Option<u32>,
+    /// Each window gives exactly `max_tokens`, whatever is heard.
+    pub ignore_eos: bool,
     pub granularities: Granularities,
     pub stream: bool,
     /// `include[]=logprobs`.
@@ -119,8 +115,16 @@ impl Transcription {
                 return Err(ApiError::unsupported(name, message));
             }
         }
+        let ignore_eos = boolean(&mut form, "ignore_eos")?;
+        let max_tokens = max_tokens(&mut form)?;
+        if ignore_eos && max_tokens.is_none() {
+            let message = "'ignore_eos' needs 'max_tokens', the number of tokens of each window";
+            return Err(ApiError::invalid("ignore_eos", message));
+        }
         let request = Self {
             task,
+            max_tokens,
+            ignore_eos,
             model: form.one("model")?.ok_or_else(|| {
                 ApiError::invalid(
                     "model",
@@ -280,6 +284,22 @@ fn number(form: &mut Form, name: &str, low: f32, high: f32) -> Result<Option<f32
     given
         .map(|given| parse(name, &given, low, high))
         .transpose()
+}
+
+fn max_tokens(form: &mut Form) -> Result<Option<u32>, ApiError> {
+    let name = "max_tokens";
+    let Some(given) = form.one(name)? else {
+        return Ok(None);
+    };
+    let number = given
+        .trim()
+        .parse::<u32>()
+        .ok()
+        .filter(|number| *number > 0);
+    number.map(Some).ok_or_else(|| {
+        let message = format!("'{name}' must be a whole number of at least 1, not {given:?}");
+        ApiError::invalid(name, message)
+    })
 }
 
 fn parse(param: &str, given: &str, low: f32, high: f32) -> Result<f32, ApiError> {

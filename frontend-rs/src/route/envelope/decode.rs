@@ -2,8 +2,8 @@
 
 use super::wire::{DecodeError, Reader};
 use super::{
-    Done, Envelope, FromWorker, Load, ReadyModel, Stats, TokenRow, WorkerError, WorkerHello,
-    MAX_BYTES, SCHEMA, VERSION,
+    AsrResult, Done, Envelope, FromWorker, Load, ReadyModel, Stats, TokenRow, WorkerError,
+    WorkerHello, MAX_BYTES, SCHEMA, VERSION,
 };
 use crate::route::request::{FinishReason, TokenLogprob, Usage};
 
@@ -170,8 +170,8 @@ fn read_prompt_logprob(r: &mut Reader<'_>) -> Result<Option<TokenLogprob>, Decod
 }
 
 fn read_done(r: &mut Reader<'_>) -> Result<Done, DecodeError> {
-    let (mut reason, mut stop_id, mut usage, mut prompt_logprobs) =
-        (None, None, Usage::default(), Vec::new());
+    let (mut reason, mut stop_id, mut usage, mut prompt_logprobs, mut asr) =
+        (None, None, Usage::default(), Vec::new(), None);
     r.fields(|key, r| {
         match key {
             "reason" => {
@@ -187,6 +187,7 @@ fn read_done(r: &mut Reader<'_>) -> Result<Done, DecodeError> {
             "completion" => usage.completion = r.uint32()?,
             "cached" => usage.cached = r.uint32()?,
             "prompt_logprobs" => prompt_logprobs = read_list(r, read_prompt_logprob)?,
+            "asr" => asr = Some(read_asr(r)?),
             _ => r.skip()?,
         }
         Ok(())
@@ -197,7 +198,22 @@ fn read_done(r: &mut Reader<'_>) -> Result<Done, DecodeError> {
         stop_id,
         usage,
         prompt_logprobs,
+        asr,
     })
+}
+
+fn read_asr(r: &mut Reader<'_>) -> Result<AsrResult, DecodeError> {
+    let mut asr = AsrResult::default();
+    r.fields(|key, r| {
+        match key {
+            "no_speech" => asr.no_speech = r.float()?,
+            "avg_logprob" => asr.avg_logprob = r.float()?,
+            "times" => asr.times = read_list(r, Reader::float)?,
+            _ => r.skip()?,
+        }
+        Ok(())
+    })?;
+    Ok(asr)
 }
 
 fn read_error(r: &mut Reader<'_>) -> Result<WorkerError, DecodeError> {

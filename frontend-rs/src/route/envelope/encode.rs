@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use rmp::encode as put;
 
-use super::{Submit, ToWorker, SCHEMA, VERSION};
+use super::{AsrWindow, Submit, ToWorker, SCHEMA, VERSION};
+
 /// The bytes of one envelope.
 pub fn encode(body: &ToWorker<'_>, request: u64, sequence: u64) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(256);
@@ -82,15 +83,7 @@ fn write_submit(out: &mut Vec<u8>, submit: &Submit<'_>) -> Written {
         put::write_uint(o, submit.max_tokens.into()).map(drop)
     })?;
     fields.uint("min_tokens", submit.min_tokens.into(), 0)?;
-    if !submit.stop_ids.is_empty() {
-        fields.entry("stop_ids", |o| {
-            put::write_array_len(o, submit.stop_ids.len() as u32)?;
-            submit
-                .stop_ids
-                .iter()
-                .try_for_each(|id| put::write_uint(o, u64::from(*id)).map(drop))
-        })?;
-    }
+    fields.ids("stop_ids", submit.stop_ids)?;
     fields.float("temperature", sampling.temperature, 1.0)?;
     fields.uint("top_k", sampling.top_k.into(), 0)?;
     fields.float("top_p", sampling.top_p, 1.0)?;
@@ -117,9 +110,19 @@ fn write_submit(out: &mut Vec<u8>, submit: &Submit<'_>) -> Written {
             fields.entry(key, |o| put::write_uint(o, u64::from(count)).map(drop))?;
         }
     }
-    put::write_map_len(out, fields.count)?;
-    out.extend_from_slice(&fields.bytes);
-    Ok(())
+    if let Some(window) = submit.asr {
+        fields.entry("asr", |o| write_asr(o, window))?;
+    }
+    fields.finish(out)
+}
+
+fn write_asr(out: &mut Vec<u8>, window: &AsrWindow) -> Written {
+    let mut fields = MapWriter::default();
+    fields.flag("timestamps", window.timestamps, true)?;
+    fields.flag("detect", window.detect, false)?;
+    fields.ids("forced", &window.forced)?;
+    fields.flag("words", window.words, false)?;
+    fields.finish(out)
 }
 
 /// A map whose length is known when its last entry is written. What equals its default is left out.
@@ -141,6 +144,32 @@ impl MapWriter {
             return Ok(());
         }
         self.entry(key, |o| put::write_uint(o, value).map(drop))
+    }
+
+    fn flag(&mut self, key: &str, value: bool, default: bool) -> Written {
+        if value == default {
+            return Ok(());
+        }
+        self.entry(key, |o| {
+            put::write_bool(o, value).map_err(put::ValueWriteError::InvalidMarkerWrite)
+        })
+    }
+
+    fn ids(&mut self, key: &str, ids: &[u32]) -> Written {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        self.entry(key, |o| {
+            put::write_array_len(o, ids.len() as u32)?;
+            ids.iter()
+                .try_for_each(|id| put::write_uint(o, u64::from(*id)).map(drop))
+        })
+    }
+
+    fn finish(self, out: &mut Vec<u8>) -> Written {
+        put::write_map_len(out, self.count)?;
+        out.extend_from_slice(&self.bytes);
+        Ok(())
     }
 
     fn float(&mut self, key: &str, value: f32, default: f32) -> Written {

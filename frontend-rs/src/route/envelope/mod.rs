@@ -9,6 +9,7 @@ mod decode;
 mod encode;
 mod wire;
 
+use super::asr::{AsrResult, AsrWindow};
 use super::request::{FinishReason, Sampling, TokenLogprob, Usage};
 
 pub use decode::decode;
@@ -68,6 +69,8 @@ pub struct Submit<'a> {
     pub stop_ids: &'a [u32],
     pub sampling: &'a Sampling,
     pub prompt_logprobs: Option<u32>,
+    /// Its audio is the envelope's attachment.
+    pub asr: Option<&'a AsrWindow>,
 }
 
 /// A received envelope; `body` is `None` for a kind that a newer worker has and this side does not know.
@@ -134,6 +137,8 @@ pub struct Done {
     pub usage: Usage,
     /// One entry a prompt position; empty unless asked for.
     pub prompt_logprobs: Vec<Option<TokenLogprob>>,
+    /// Of a speech model.
+    pub asr: Option<AsrResult>,
 }
 
 #[derive(Debug, Default, Clone, PartialEq, Eq)]

@@ -49,6 +49,7 @@ pub fn done(reason: FinishReason) -> Step {
         reason,
         usage: Usage::default(),
         prompt_logprobs: Vec::new(),
+        asr: None,
     })
 }
 
@@ -143,6 +144,7 @@ impl Backend for Scripted {
                         reason,
                         usage,
                         prompt_logprobs,
+                        asr,
                     }) => {
                         let usage = Usage {
                             prompt,
@@ -153,6 +155,7 @@ impl Backend for Scripted {
                             reason,
                             usage,
                             prompt_logprobs,
+                            asr,
                         }
                     }
                     Step::Event(event) => event,

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use denizen_frontend::model::ModelEntry;
-use denizen_frontend::text::TextModel;
 use serde_json::{json, Value};
 
 /// A folder below the build directory, made anew; removed when dropped.
@@ -54,15 +53,9 @@ pub fn tokenizer_json(name: &str) -> Vec<u8> {
 }
 
 pub fn entry(name: &str, folder: &Folder) -> Arc<ModelEntry> {
-    let text = TextModel::load(&folder.0).unwrap();
-    Arc::new(ModelEntry {
-        name: name.into(),
-        path: folder.0.clone(),
-        created: 1_700_000_000,
-        context: text.context,
-        vocab: text.vocab,
-        text,
-    })
+    let mut entry = ModelEntry::load(name, &folder.0, None).unwrap();
+    entry.created = 1_700_000_000;
+    Arc::new(entry)
 }
 
 /// The real SmolLM2 tokenizer and template.

@@ -1,0 +1,166 @@
+"""What all clients of an OpenAI-compatible API share: where it is, how a request may fail, which models there are."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from denizen.bench.errors import BenchError
+from denizen.bench.http1 import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from denizen.bench.load import Clock
+    from denizen.bench.schema import Attempt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Where and how requests are sent. It travels to the processes that generate load."""
+
+    url: str
+    """Base URL, with or without `/v1`."""
+    model: str
+    api_key: str | None = None
+    timeout: float = 600.0
+
+    def route(self, path: str) -> str:
+        return self.url.rstrip("/").removesuffix("/v1") + path
+
+    def connect(self) -> Client:
+        """A client that can send this target's jobs."""
+        return Client(self)
+
+
+T = TypeVar("T", bound=Target)
+
+
+class Client:
+    """One connection pool to one target. Use as an async context manager."""
+
+    def __init__(self, target: Target) -> None:
+        self._timeout = target.timeout
+        self._models = target.route("/v1/models")
+        headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
+        self._pool = Pool(target.url, headers)
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._pool.close()
+
+    async def models(self) -> list[str]:
+        """Names that the server offers. Raises BenchError if it cannot be asked."""
+        url = self._models
+        answer = Whole()
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._pool.request(path_of(url), answer)
+            if answer.status != 200:
+                raise BenchError(f"{url} answered {answer.status}: {error_text(answer.text())}")
+            return [str(model["id"]) for model in json.loads(answer.text())["data"]]
+        except OSError as error:  # TimeoutError among them
+            raise BenchError(f"no server answers at {url} ({error}); is --url right?") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise BenchError(f"{url} did not answer with a list of models; is it an OpenAI-compatible API?") from error
+
+    async def send(self, job: Any, scheduled: float, clock: Clock) -> Any:
+        """Sends a job of the target's kind; whatever goes wrong is in the record's `error`."""
+        raise NotImplementedError
+
+    async def exchange(
+        self,
+        record: Attempt,
+        clock: Clock,
+        path: str,
+        payload: bytes,
+        answer: Whole,
+        read: Callable[[], None],
+        content_type: str = "application/json",
+    ) -> None:
+        """Sends `payload`, times it, and calls `read` when an answer with status 200 is complete.
+
+        What goes wrong, in `read` too, becomes the record's `error`.
+        """
+        record.sent = clock.now()
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._pool.request(path, answer, payload, content_type)
+            record.end = clock.now()
+            if answer.status != 200:
+                record.error = f"HTTP {answer.status}: {error_text(answer.text())}"
+            else:
+                read()
+        except ErrorEvent as error:
+            record.error = f"error event: {error}"
+        except TimeoutError:
+            record.error = f"no complete answer within {self._timeout:g} s"
+        except OSError as error:
+            record.error = f"broken connection: {error or type(error).__name__}"
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            record.error = f"an answer that is not OpenAI's ({type(error).__name__}: {error})"
+        if record.error is not None:
+            record.end = clock.now()
+
+
+class ErrorEvent(Exception):
+    """A stream carried an error; its message."""
+
+
+class Whole:
+    """Keeps an answer (:class:`denizen.bench.http1.Sink`)."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self._parts: list[bytes] = []
+
+    def begin(self, status: int) -> None:
+        self.status = status
+
+    def feed(self, data: bytes) -> None:
+        self._parts.append(data)
+
+    def text(self) -> str:
+        return b"".join(self._parts).decode(errors="replace")
+
+
+def choose_model(target: T) -> T:
+    """The target with the model that is meant: the one it names, or else the only one that the server offers.
+
+    Raises BenchError if there is no such model, or more than one to choose from.
+    """
+
+    async def ask() -> list[str]:
+        async with Client(target) as client:
+            return await client.models()
+
+    offered = asyncio.run(ask())
+    names = ", ".join(offered) or "none"
+    if not target.model:
+        if len(offered) != 1:
+            raise BenchError(f"--model is needed: the server offers {names}")
+        return dataclasses.replace(target, model=offered[0])
+    if target.model not in offered:
+        raise BenchError(f"--model {target.model}: the server offers {names}")
+    return target
+
+
+def path_of(url: str) -> str:
+    """What of a URL goes into the request line."""
+    parts = urlsplit(url)
+    return parts.path + (f"?{parts.query}" if parts.query else "")
+
+
+def error_text(text: str) -> str:
+    """The message of an error in OpenAI's shape, else the start of the text."""
+    try:
+        error = json.loads(text)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, KeyError, TypeError):
+        return text[:200].strip() or "(empty body)"

@@ -1,0 +1,97 @@
+"""Runs levels of load: warm-up and measured passes of each, summaries, and what speaks against the result."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+
+from denizen.bench.crew import Crew
+from denizen.bench.report import load_name
+from denizen.bench.schema import Attempt, LoadResult, Summary
+from denizen.bench.summary import failure_counts, overload, pass_wall
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from denizen.bench.api import Target
+    from denizen.bench.crew import Limits
+    from denizen.bench.load import Arrivals, Job
+    from denizen.bench.schema import Report
+    from denizen.bench.strain import Strain
+    from tqdm import tqdm
+
+R = TypeVar("R", bound=Attempt)
+In = TypeVar("In", bound=Attempt, contravariant=True)
+S = TypeVar("S", bound=Summary)
+
+
+class Load(Protocol[In, S]):
+    """What a sub-command sends, and what it makes of the answers."""
+
+    def jobs(self, level: int, number: int) -> Sequence[Job]:
+        """The jobs of pass `number` of load level `level`."""
+        ...
+
+    def check(self, record: In) -> str | None:
+        """Why a request has failed, or None; `record.error` is what its client found."""
+        ...
+
+    def summarize(self, records: Sequence[In], wall: float, strains: Sequence[Strain], users: int | None) -> S:
+        """Numbers of one pass of `wall` seconds; `users` of a closed loop."""
+        ...
+
+    def total(self, records: Sequence[In], passes: Sequence[S], strains: Sequence[Strain]) -> S:
+        """Numbers of all measured passes together."""
+        ...
+
+
+def run_levels(
+    target: Target,
+    load: Load[R, S],
+    levels: Sequence[Arrivals],
+    passes: int,
+    bar: tqdm[NoReturn],
+    processes: int = 1,
+    limits: Limits | None = None,
+) -> tuple[list[LoadResult[S]], list[list[R]]]:
+    """Runs every level of load `passes` times; the first pass of each warms up. Returns results and all records.
+
+    With `limits.on_error` a level ends with a pass that had a failure, since its result is lost already.
+    """
+    results: list[LoadResult[S]] = []
+    everything: list[list[R]] = []
+    with Crew(target, processes, limits) as crew:
+        for number, arrivals in enumerate(levels):
+            level_records: list[R] = []
+            strains: list[Strain] = []
+            summaries: list[S] = []
+            for measured_pass in range(passes):
+                bar.set_description(f"{arrivals.label} " + (f"pass {measured_pass}" if measured_pass else "warm-up"))
+                batch, strain = crew.run(arrivals, load.jobs(number, measured_pass), bar.update)
+                for record in batch:
+                    record.error = load.check(record)
+                    record.level, record.measured_pass = arrivals.label, measured_pass
+                level_records.extend(batch)
+                if limits is not None and limits.on_error and any(record.error is not None for record in batch):
+                    break
+                if measured_pass > 0:
+                    strains.extend(strain)
+                    summaries.append(load.summarize(batch, pass_wall(batch), strain, arrivals.users))
+            measured = [record for record in level_records if record.measured_pass > 0]
+            summary = load.total(measured, summaries, strains)
+            results.append(LoadResult(arrivals.describe(), summary, summaries, failure_counts(level_records)))
+            everything.append(level_records)
+    return results, everything
+
+
+def collect(
+    report: Report, results: Sequence[LoadResult[Any]], records: Sequence[Sequence[Attempt]], max_lag: float
+) -> None:
+    """Adds the results to the report, and what speaks against them to its problems. `max_lag` in seconds."""
+    for result, level_records in zip(results, records, strict=True):
+        report.results.append(result)
+        report.problems.extend(f"{load_name(result)}: {why}" for why in overload(result.passes, max_lag))
+        if result.failures:
+            failed = sum(record.error is not None for record in level_records)
+            report.problems.append(
+                f"{load_name(result)}: {failed} requests failed, warm-up included: {result.failures[0]}"
+            )

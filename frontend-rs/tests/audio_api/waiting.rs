@@ -1,0 +1,128 @@
+//! Clients that go, workers that fail, and places that are taken.
+
+use std::time::Duration;
+
+use denizen_frontend::http::HttpConfig;
+use denizen_frontend::route::SubmitError;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+use crate::support::*;
+
+/// Polls until `holds`.
+async fn until(what: &str, holds: impl Fn() -> bool) {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+    while !holds() {
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "{what} does not happen"
+        );
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// An open request whose answer nobody reads.
+async fn open(server: &Server, fields: &[(&str, &str)]) -> TcpStream {
+    let body = form(
+        &wav(&speech_for(95)),
+        Some("a.wav"),
+        &[&[("model", "whisper")], fields].concat(),
+    );
+    let mut socket = TcpStream::connect(server.address).await.unwrap();
+    let head = format!(
+        "POST {TRANSCRIPTIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: {CONTENT_TYPE}\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    socket.write_all(head.as_bytes()).await.unwrap();
+    socket.write_all(&body).await.unwrap();
+    socket
+}
+
+#[tokio::test]
+async fn a_client_that_goes_ends_its_window() {
+    for fields in [
+        &[][..],
+        &[("stream", "true")],
+        &[("chunking_strategy", "auto"), ("language", "en")],
+    ] {
+        let backend = Scripted::new(models(), |_| vec![Step::Hang]);
+        let server = Server::start(backend.clone()).await;
+        let socket = open(&server, fields).await;
+        until("a window", || backend.live() > 0).await;
+        let live = backend.live();
+        drop(socket);
+        until("an abort", || backend.live() == 0).await;
+        assert!(backend.aborted() >= live, "{fields:?}");
+        assert_eq!(
+            backend.submissions(),
+            backend.aborted(),
+            "nothing more was asked"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_takes_too_long_ends() {
+    let backend = Scripted::new(models(), |_| vec![Step::Hang]);
+    let config = HttpConfig {
+        request_timeout: Duration::from_secs(2),
+        ..HttpConfig::default()
+    };
+    let server = Server::with(config, backend.clone()).await;
+    let reply = transcribe(&server, &[]).await;
+    reply.error(504, None);
+    let reply = transcribe(&server, &[("stream", "true")]).await;
+    assert_eq!(reply.status, 200);
+    assert!(
+        reply.text().contains("\"code\":\"timeout\"")
+            && !reply.text().contains("transcript.text.done")
+    );
+    until("the end", || backend.live() == 0).await;
+}
+
+#[tokio::test]
+async fn a_worker_that_dies_is_an_error_in_openais_shape() {
+    let backend = Scripted::new(models(), |_| vec![failed("worker_died", true)]);
+    let server = Server::start(backend.clone()).await;
+    let reply = transcribe(&server, &[]).await;
+    reply.error(503, None);
+    assert_eq!(reply.header("retry-after"), Some("1"));
+    let reply = transcribe(&server, &[("stream", "true")]).await;
+    assert_eq!(reply.text().matches("data: ").count(), 1);
+    assert!(reply.text().contains("\"code\":\"worker_died\""));
+    let refusal = SubmitError::NotReady {
+        model: "whisper".into(),
+        retry_after_s: 5,
+    };
+    *backend.refuse.lock().unwrap() = Some(refusal);
+    transcribe(&server, &[]).await.error(503, None);
+}
+
+#[tokio::test]
+async fn only_the_first_window_is_refused_for_lack_of_room() {
+    let busy = SubmitError::Busy {
+        limit: 1,
+        retry_after_s: 1,
+    };
+    let backend = Scripted::new(models(), |request| {
+        let mut steps = vec![Step::Gate];
+        steps.extend(says(request, &[" x"]));
+        steps
+    });
+    let server = Server::start(backend.clone()).await;
+    *backend.refuse.lock().unwrap() = Some(busy.clone());
+    transcribe(&server, &[]).await.error(429, None);
+    *backend.refuse.lock().unwrap() = None;
+    let long = wav(&speech_for(60));
+    let reply = async { post(&server, TRANSCRIPTIONS, &long, &[]).await };
+    let keeper = async {
+        until("the first window", || backend.submissions() == 1).await;
+        *backend.refuse.lock().unwrap() = Some(busy);
+        backend.gate.add_permits(100);
+        until("its end", || backend.live() == 0).await;
+        assert_eq!(backend.submissions(), 1);
+        *backend.refuse.lock().unwrap() = None;
+    };
+    let (reply, ()) = tokio::join!(reply, keeper);
+    assert_eq!(reply.ok()["text"], "x x");
+}
