@@ -151,10 +151,11 @@ class Bench:
 
     def context(self) -> None:
         """Host time of a decode step of one bucket at short and long contexts, in turns on one server."""
-        output, users = (_CONTEXT_OUTPUT, _CONTEXT_OUTPUT), _CONTEXT_USERS
+        users, tokens = _CONTEXT_USERS, max(1, round(_CONTEXT_OUTPUT * self.options.scale))
+        output = (tokens, tokens)
         loads = [
-            Load(f"context {tokens}, turn {turn + 1}", users, users, output, tokens)
-            for turn, tokens in enumerate((*self.contexts, *reversed(self.contexts)))
+            Load(f"context {context}, turn {turn + 1}", users, users, output, context)
+            for turn, context in enumerate((*self.contexts, *reversed(self.contexts)))
         ]
         live = self._phases_folder("context")
         self._serve(loads, [], {"DENIZEN_PHASES": str(live)}, lambda load: self._put_aside(live, load))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from threading import Thread
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,18 @@ if TYPE_CHECKING:
 
 
 class TerminationWatch:
-    """Create it before any other thread, so that all inherit the blocked mask. A second SIGTERM exits at once."""
+    """Made by the main thread. A second SIGTERM exits at once.
+
+    The interpreter's own handler runs in whichever thread the kernel chooses, and only writes the signal's number to a
+    socket: so it does not matter which libraries started threads before.
+    """
 
     def __init__(self) -> None:
         self._action: Callable[[], None] | None = None
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        self._signals, self._written = socket.socketpair()
+        self._written.setblocking(False)
+        signal.set_wakeup_fd(self._written.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
         Thread(target=self._watch, name="sigterm", daemon=True).start()
 
     def on_term(self, action: Callable[[], None]) -> None:
@@ -24,8 +32,12 @@ class TerminationWatch:
         self._action = action
 
     def _watch(self) -> None:
-        signal.sigwait({signal.SIGTERM})
+        self._wait()
         if self._action is not None:
             self._action()
-            signal.sigwait({signal.SIGTERM})
+            self._wait()
         os._exit(128 + signal.SIGTERM)
+
+    def _wait(self) -> None:
+        while signal.SIGTERM not in self._signals.recv(1):
+            pass

@@ -28,6 +28,12 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 /// Serves until it is told to stop. An error is one line that says what to do.
 pub async fn run(args: ServeArgs) -> Result<(), String> {
     let specs = config::models(&args).map_err(|error| error.to_string())?;
+    let http_config = http_config(&args)?;
+    let mut signals =
+        Signals::new().map_err(|error| format!("signals cannot be received: {error}"))?;
+    // Early, so that a port in use is found before anything slow.
+    let listener = bind(&args.host, args.port).await?;
+    let address = listener.local_addr().map_err(|error| error.to_string())?;
     let python = python::find(args.python.as_deref()).map_err(|error| error.to_string())?;
     let probe = python::probe(&python, false)
         .await
@@ -36,12 +42,6 @@ pub async fn run(args: ServeArgs) -> Result<(), String> {
     let auto = gpu::auto(gpus, probe.flashinfer.is_some());
     let devices = config::devices(&args, &specs, &auto).map_err(|error| error.to_string())?;
     gpu::check(&devices, gpus)?;
-    let http_config = http_config(&args)?;
-    let mut signals =
-        Signals::new().map_err(|error| format!("signals cannot be received: {error}"))?;
-    // Early, so that a port in use is found before anything slow.
-    let listener = bind(&args.host, args.port).await?;
-    let address = listener.local_addr().map_err(|error| error.to_string())?;
     match denizen_shm::sweep() {
         Ok(swept) if !swept.removed.is_empty() => {
             tracing::info!(

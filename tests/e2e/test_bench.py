@@ -94,7 +94,7 @@ def test_gpu_text_compares_host_time_at_two_contexts(hybrid_model: Path, tmp_pat
         "10",
         "300",
         "--scale",
-        "0.5",
+        "0.1",
     ]
     assert main(["gpu-text", *flags, *worker, "--parts", "context"]) == 0
     figures = json.loads((tmp_path / "gpu-text.json").read_text(encoding="utf-8"))["figures"]

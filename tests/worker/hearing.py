@@ -49,14 +49,14 @@ class HearingModel(TwoPoolModel):
         }
         self.state_pools = (StatePoolSpec("rules", (StateSpec("words", 1, (STATE,), torch.int32),)),)
         generator = torch.Generator().manual_seed(7)
-        hidden = self._head.shape[0]
-        self._listen = torch.randn(FRAME, hidden, generator=generator) * 2
-        self._silence = torch.randn(hidden, generator=generator)
+        like = self._head
+        self._listen = (torch.randn(FRAME, like.shape[0], generator=generator) * 2).to(like)
+        self._silence = torch.randn(like.shape[0], generator=generator).to(like)
         self.heard: list[int] = []  #: rows of each prefill step
 
     def heard_context(self, audio: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values ``[n * positions, heads, dim]`` of audio ``[n, max_samples]``."""
-        frames = torch.tanh(audio.view(-1, self.positions, FRAME) @ self._listen + self._frame)
+        frames = torch.tanh(audio.to(self._listen.dtype).view(-1, self.positions, FRAME) @ self._listen + self._frame)
         key, value = (frames.view(-1, frames.shape[-1]) @ self._cross_kv).view(-1, 2, *self.cross).unbind(1)
         return key, value
 
@@ -73,7 +73,7 @@ class HearingModel(TwoPoolModel):
 
     def observe(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
         first = batch.cu_seqlens[:-1].long().clamp(max=len(hidden) - 1)
-        return torch.sigmoid(hidden[first] @ self._silence * 0.1)
+        return torch.sigmoid((hidden[first] @ self._silence).float() * 0.1)
 
     def constrain(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         words, slots = batch.state["rules"]["words"][0], batch.state_slots["rules"].long()
@@ -94,31 +94,48 @@ class HearingModel(TwoPoolModel):
         self, prompt: list[int], audio: np.ndarray, options: AsrOptions, max_tokens: int, stop: int | None
     ) -> Transcript:
         """The greedy answer, in fp64."""
-        padded = torch.zeros(1, self.max_samples)
-        padded[0, : len(audio)] = torch.from_numpy(audio)
-        key, value = self.heard_context(padded)
         outputs: list[int] = []
-        scores: list[float] = []
         while len(outputs) < max_tokens and (not outputs or outputs[-1] != stop):
-            speech = Speech(np.array(prompt), outputs, options, audio)
-            hidden = self._over(prompt + outputs, key, value)
-            logits = constrained(
-                (hidden @ self._head.double())[-1:],
-                torch.from_numpy(rules_of(speech))[None],
-                torch.tensor((prompt + outputs)[-1:]),
-            )
-            outputs.append(int(logits.argmax()))
-            scores.append(float(logits.log_softmax(-1)[0, outputs[-1]]))
+            outputs.append(int(self.logits_of(prompt, audio, options, outputs, last=True)[0].argmax()))
+        return self.judged(prompt, audio, options, outputs, stop)[0]
+
+    def judged(
+        self, prompt: list[int], audio: np.ndarray, options: AsrOptions, outputs: list[int], stop: int | None
+    ) -> tuple[Transcript, float]:
+        """What is to be said of ``outputs``, in fp64, and how far the worst of them is from the best, in deviations of
+        the logits: infinite if the rules forbid it."""
+        steps = self.logits_of(prompt, audio, options, outputs[:-1])
+        scores = [float(logits.log_softmax(-1)[token]) for logits, token in zip(steps, outputs, strict=True)]
+        worst = max(
+            float((logits.max() - logits[token]) / logits[logits > -torch.inf].std(correction=0).clamp(min=1e-9))
+            for logits, token in zip(steps, outputs, strict=True)
+        )
         said = outputs[:-1] if outputs[-1] == stop else outputs
-        ids = torch.tensor((prompt + outputs)[:-1])
+        key, value = self._heard(audio)
+        ids = torch.tensor((prompt + outputs)[:-1], device=self._head.device)
         own = (self._embedding[ids] + self._position[: len(ids)]) @ self._qkv
         total = float(key.double().sum() + value.double().sum() + own[:, self.own[0] * self.own[2] :].double().sum())
-        return Transcript(
-            outputs,
-            float(torch.sigmoid(hidden[0] @ self._silence.double() * 0.1)),
-            sum(scores[options.given :]) / (max(len(said) - options.given, 0) + 1),
-            times_of(said, options, total),
-        )
+        silence = self._over(prompt, key, value)[0] @ self._silence.double() * 0.1
+        average = sum(scores[options.given :]) / (max(len(said) - options.given, 0) + 1)
+        answer = Transcript(outputs, float(torch.sigmoid(silence)), average, times_of(said, options, total))
+        return answer, worst
+
+    def logits_of(
+        self, prompt: list[int], audio: np.ndarray, options: AsrOptions, outputs: list[int], last: bool = False
+    ) -> torch.Tensor:
+        """fp64 ``[n, vocab]`` under the rules: of all outputs and the token after them, or of that alone."""
+        device, ids = self._head.device, prompt + outputs
+        begin = len(outputs) if last else 0
+        hidden = self._over(ids, *self._heard(audio))[len(prompt) + begin - 1 :]
+        speeches = [Speech(np.array(prompt), outputs[:end], options, audio) for end in range(begin, len(outputs) + 1)]
+        state = torch.from_numpy(np.stack([rules_of(speech) for speech in speeches])).to(device)
+        before = torch.tensor(ids[len(prompt) + begin - 1 :], device=device)
+        return constrained(hidden @ self._head.double(), state, before)
+
+    def _heard(self, audio: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        padded = torch.zeros(1, self.max_samples)
+        padded[0, : len(audio)] = torch.from_numpy(audio)
+        return self.heard_context(padded.to(self._head.device))
 
 
 @dataclass
@@ -138,7 +155,7 @@ def rules_of(speech: Speech) -> np.ndarray:
 
 def constrained(logits: torch.Tensor, state: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
     """No token twice in a row; with timestamps, even and odd ids alternate; a language first and forced ids then."""
-    ids = torch.arange(logits.shape[1])
+    ids = torch.arange(logits.shape[1], device=logits.device)
     count, given = state[:, 1:2], state[:, 2:3]
     banned = ids == last[:, None]
     banned |= (state[:, :1] != 0) & ((ids + count) % 2 == 1)

@@ -112,6 +112,17 @@ def test_the_answers_depend_on_what_is_asked():
     assert detected[1:4] == [7, 11, 12]
 
 
+def test_the_judge_tells_right_from_wrong():
+    """Who compares answers in bf16 asks it how far a token is from the best."""
+    model = HearingModel()
+    for request, answer in zip(REQUESTS[:6], expected(), strict=False):
+        same, off = model.judged(*request[:3], answer.tokens, STOP)
+        assert (same, off) == (answer, 0.0)
+        place = len(answer.tokens) - 2
+        wrong = [*answer.tokens[:place], (answer.tokens[place] + 2) % 97, *answer.tokens[place + 1 :]]
+        assert model.judged(*request[:3], wrong, STOP)[1] > 0.2
+
+
 def test_draws_do_not_depend_on_the_runner():
     results = []
     for serve in RUNNERS.values():
