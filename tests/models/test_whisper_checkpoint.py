@@ -11,8 +11,10 @@ import torch
 from denizen.worker.errors import CheckpointError
 from denizen.worker.models.checkpoint import Checkpoint
 from denizen.worker.models.whisper.config import WhisperConfig
+from denizen.worker.models.whisper.convolution import Convolution, flat_kernel, rows_of_three
 from denizen.worker.models.whisper.ids import Ids
 from denizen.worker.models.whisper.mel import LogMel, mel_filters
+from torch.nn.functional import gelu, linear
 from transformers import WhisperFeatureExtractor
 
 from tests.models.harness import load
@@ -143,3 +145,12 @@ def test_a_tensor_of_another_shape_is_named(tiny, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"encoder\.layers\.0\.fc1\.weight"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_convolution_is_a_product_with_rows_of_three_frames(stride):
+    """What a GPU computes, whole batches at once: no row reaches into the next window."""
+    generator = torch.Generator().manual_seed(stride)
+    x, weight, bias = (torch.randn(*shape, generator=generator) for shape in ((3, 10, 7), (5, 7, 3), (5,)))
+    product = gelu(linear(rows_of_three(x, stride), flat_kernel(weight), bias)).view(3, 10 // stride, 5)
+    assert torch.allclose(product, Convolution(weight, bias)(x, stride), atol=1e-5)

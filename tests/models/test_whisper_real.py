@@ -12,7 +12,7 @@ from transformers.models.whisper.generation_whisper import _dynamic_time_warping
 
 from tests.models import real_whisper
 from tests.models.real_whisper import LANGUAGE_AND_TASK, word_errors, words
-from tests.models.speech import Pair, SpeechHarness, window
+from tests.models.speech import Pair, Row, SpeechHarness, window
 
 BOUND = 1e-3
 
@@ -43,6 +43,23 @@ def clips() -> list[real_whisper.Clip]:
     return real_whisper.or_skip(real_whisper.clips)
 
 
+@pytest.fixture(scope="module")
+def heard(real, clips):
+    """``heard(timestamps)``: the harness and the rows of all clips, transcribed together; they hold their pages."""
+    made: dict[bool, tuple[SpeechHarness, list[Row]]] = {}
+
+    def get(timestamps: bool) -> tuple[SpeechHarness, list[Row]]:
+        if timestamps not in made:
+            harness = SpeechHarness(real.model)
+            prompt, options = real.prompt(timestamps=timestamps), AsrOptions(timestamps=timestamps, words=True)
+            rows = [harness.admit(clip.pcm, prompt, options) for clip in clips]
+            harness.transcribe(rows, padding=1)
+            made[timestamps] = harness, rows
+        return made[timestamps]
+
+    return get
+
+
 def test_encoder_and_logits_equal_the_reference(real, clips):
     """Clips of different lengths together; the first 40 ids of a transcript are forced."""
     chosen = [clips[0], clips[1], clips[4]]
@@ -67,14 +84,14 @@ def test_encoder_and_logits_equal_the_reference(real, clips):
 
 
 @pytest.mark.parametrize("timestamps", [True, False])
-def test_transcripts_equal_generate_and_are_what_was_said(real, clips, timestamps):
-    prompt, options = real.prompt(timestamps=timestamps), AsrOptions(timestamps=timestamps)
+def test_transcripts_equal_generate_and_are_what_was_said(real, clips, heard, timestamps):
+    prompt = real.prompt(timestamps=timestamps)
     expected = [real.greedy(clip.pcm, prompt, 60, timestamps=timestamps) for clip in clips]
-    harness = SpeechHarness(real.model)
-    together = harness.transcribe([harness.admit(clip.pcm, prompt, options) for clip in clips], padding=1)
+    together = [list(row.speech.outputs) for row in heard(timestamps)[1]]
     assert together == expected
-    harness = SpeechHarness(real.model)
-    assert harness.transcribe([harness.admit(clips[2].pcm, prompt, options)]) == expected[2:3]
+    alone = SpeechHarness(real.model)
+    options = AsrOptions(timestamps=timestamps)
+    assert alone.transcribe([alone.admit(clips[1].pcm, prompt, options)]) == expected[1:2]
     errors = sum(word_errors(clip.text, real.text(ids)) for clip, ids in zip(clips, together, strict=True))
     print(f"{real.name}, timestamps {timestamps}: {errors} errors in {sum(len(words(c.text)) for c in clips)} words")
     assert errors <= {"base": 2, "tiny.en": 5}[real.name]
@@ -127,15 +144,14 @@ def reference_times(real: Real, pcm: np.ndarray, text: list[int]) -> np.ndarray:
     return columns[jumps] * 0.02
 
 
-def test_word_times_equal_the_reference(real, clips):
+def test_word_times_equal_the_reference(real, clips, heard):
     """From the row's pages, with timestamps or without, the language given or found."""
     ids = real.model.ids
-    harness = SpeechHarness(real.model)
     worst = 0.0
     for index, clip in enumerate(clips):
         timestamps = index % 2 == 0
-        row = harness.admit(clip.pcm, real.prompt(timestamps=timestamps), AsrOptions(timestamps=timestamps, words=True))
-        (outputs,) = harness.transcribe([row])
+        harness, rows = heard(timestamps)
+        row, outputs = rows[index], list(rows[index].speech.outputs)
         text = [token for token in outputs if token < ids.end]
         times = real.model.align(row.speech, harness.caches(row))
         assert len(times) == len(text) + 1
@@ -150,7 +166,6 @@ def test_word_times_equal_the_reference(real, clips):
             told = [*LANGUAGE_AND_TASK["base"], *outputs]
             speech = Speech(np.array([50361, 7, 8, ids.start], np.int32), told, found, clip.pcm)
             assert real.model.align(speech, harness.caches(row)) == times
-        harness.release(row)
     print(f"{real.name}: word times differ by at most {worst:.3f} s")
     assert worst <= 0.02 + 1e-6
 

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from denizen.kernels.layer_norm import add_layer_norm
 from denizen.worker.models.whisper.config import LAYER_NORM_EPS
 from denizen.worker.models.whisper.mel import LogMel
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 if TYPE_CHECKING:
     import torch
-    from denizen.worker.models.linear import Linear
     from denizen.worker.models.whisper.config import WhisperConfig
     from denizen.worker.models.whisper.weights import Layer, Weights
 
@@ -28,9 +27,8 @@ class Encoder:
         """fp32 ``[B, samples]``, windows padded with zeros → ``[B * source positions, d_model]``."""
         weights = self._weights
         sound = self.mel(pcm).transpose(1, 2).to(weights.embedding.dtype)
-        sound = _convolve(weights.conv1, sound, 1)
-        sound = _convolve(weights.conv2, sound, 2)
-        residual = (sound + weights.encoder_positions).view(-1, self._config.d_model)
+        sound = weights.conv2(weights.conv1(sound, 1), 2)
+        residual = (sound + weights.encoder_positions).reshape(-1, self._config.d_model)
         delta = None  # what the last layer adds to the residual: the next norm adds it
         for layer in weights.encoder:
             norm = layer.attention_norm
@@ -46,14 +44,3 @@ class Encoder:
         query, key, value = layer.qkv(x).view(-1, positions, 3, heads, x.shape[1] // heads).unbind(2)
         out = scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
         return layer.output(out.transpose(1, 2).reshape(x.shape))
-
-
-def _convolve(kernel: Linear, x: torch.Tensor, stride: int) -> torch.Tensor:
-    """GELU of a convolution of width 3 over ``[B, T, in]``: ``[B, T / stride, out]``.
-
-    As a product of rows of three frames: its GELU is fused, and nothing is transposed for what follows.
-    """
-    batch, frames, width = x.shape
-    padded = pad(x, (0, 0, 1, 1))
-    rows = padded.as_strided((batch, frames // stride, 3 * width), ((frames + 2) * width, stride * width, 1))
-    return kernel.gelu(rows.reshape(-1, 3 * width)).view(batch, frames // stride, -1)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from denizen.worker.models.linear import Linear
+from denizen.worker.models.whisper.convolution import Convolution
 
 if TYPE_CHECKING:
     from denizen.worker.models.loader import WeightLoader
@@ -43,8 +44,8 @@ class DecoderLayer(Layer):
 
 @dataclass
 class Weights:
-    conv1: Linear  #: of three frames of the spectrogram, one after the other
-    conv2: Linear  #: of three of its outputs
+    conv1: Convolution
+    conv2: Convolution
     encoder_positions: torch.Tensor  #: ``[source positions, d_model]``
     encoder: list[Layer]
     encoder_norm: Norm
@@ -61,10 +62,9 @@ def load_weights(config: WhisperConfig, loader: WeightLoader) -> Weights:
     embedding = loader.tensor("model.decoder.embed_tokens.weight", (config.vocab_size, width))
     loader.skip(["proj_out.weight"])
 
-    def convolution(name: str, inputs: int) -> Linear:
-        prefix = f"model.encoder.{name}"
-        kernel = loader.tensor(f"{prefix}.weight", (width, inputs, 3))
-        return Linear(kernel.transpose(1, 2).reshape(width, -1), loader.tensor(f"{prefix}.bias", (width,)))
+    def convolution(name: str, inputs: int) -> Convolution:
+        weight, bias = (f"model.encoder.{name}.{part}" for part in ("weight", "bias"))
+        return Convolution(loader.tensor(weight, (width, inputs, 3)), loader.tensor(bias, (width,)))
 
     weights = Weights(
         conv1=convolution("conv1", config.num_mel_bins),
