@@ -83,7 +83,7 @@ def test_word_times_are_those_of_transformers(ears: Running, clips: list[Clip], 
                 compared += 1
                 away = min(candidates)
                 assert away[0] <= WORD_TIME, f"{word!r} starts at {start}: {theirs}"
-                # The last word ends, for transformers, where the closing timestamp was said to be: that is no alignment.
+                # For transformers the last word ends at the closing timestamp, which is no alignment.
                 if (word, start, end) != ours[-1]:
                     assert away[1] <= WORD_TIME, f"{word!r} ends at {end}: {theirs}"
         assert "".join(_bare(word) for word, _, _ in ours) == _bare(answer["text"].replace(" ", ""))
