@@ -7,7 +7,8 @@ use std::time::Duration;
 use crate::audio::{AudioError, Decoder, Limits, Voice};
 use crate::model::ModelEntry;
 use crate::route::{
-    AsrWindow, Backend, Event, Failure, FinishReason, Generate, Pcm, Sampling, SubmitError,
+    AbortOnDrop, AsrWindow, Backend, Event, Failure, FinishReason, Generate, Pcm, Sampling,
+    SubmitError,
 };
 use crate::transcribe::{Attempt, Heard, Listener};
 
@@ -63,11 +64,13 @@ pub struct Windows {
     pcm: Arc<Vec<f32>>,
     /// A window was taken: the file is being written down, and waits rather than fails where there is no room.
     begun: AtomicBool,
+    _hold: AbortOnDrop,
 }
 
 impl Windows {
     pub fn new(backend: Arc<dyn Backend>, model: Arc<ModelEntry>, pcm: Arc<Vec<f32>>) -> Self {
         Self {
+            _hold: backend.hold(),
             backend,
             model,
             pcm,
@@ -101,6 +104,7 @@ impl Windows {
             prompt_logprobs: None,
             asr: Some(AsrWindow {
                 audio: Pcm::new(self.pcm.clone(), attempt.audio),
+                continues: self.begun.load(Ordering::Relaxed),
                 timestamps: true,
                 detect: attempt.detect,
                 forced: attempt.forced,

@@ -134,6 +134,7 @@ fn encodes_windows_as_the_golden_files() {
     assert_eq!(audio.bytes(), [0, 0, 0x80, 0xbe, 0, 0, 0x80, 0x3f]);
     let mut window = AsrWindow {
         audio,
+        continues: false,
         timestamps: true,
         detect: false,
         forced: vec![],

@@ -8,8 +8,8 @@ use denizen_frontend::route::envelope::{
     Done, Envelope, FromWorker, RequestId, Stats, TokenRow, WorkerError,
 };
 use denizen_frontend::route::{
-    Backend, Event, Failure, FinishReason, Generate, Generation, Link, Notice, Router, Sampling,
-    SendError, SubmitError, Usage,
+    AsrWindow, Backend, Event, Failure, FinishReason, Generate, Generation, Link, Notice, Pcm,
+    Router, Sampling, SendError, SubmitError, Usage,
 };
 
 const SUBMIT: u64 = 3;
@@ -607,4 +607,41 @@ fn aborts_that_race_completions_leave_one_terminal_and_nothing_behind() {
         ))
     });
     assert_eq!(ended.iter().sum::<f64>(), 5_000.0);
+}
+
+#[tokio::test]
+async fn a_file_that_was_begun_goes_on_while_the_server_drains() {
+    let bench = Bench::new(1, 8);
+    let hold = bench.router.hold();
+    bench.router.drain();
+    let mut window = generate(&bench.model);
+    let audio = Pcm::new(Arc::new(vec![0.0; 16]), 0..16);
+    let asr = |continues| AsrWindow {
+        audio: audio.clone(),
+        continues,
+        timestamps: true,
+        detect: false,
+        forced: vec![],
+        words: false,
+    };
+    window.asr = Some(asr(false));
+    let refused = Backend::submit(&bench.router, window.clone());
+    assert!(matches!(refused, Err(SubmitError::Draining)));
+    window.asr = Some(asr(true));
+    let running = Backend::submit(&bench.router, window).unwrap();
+    assert_eq!(bench.links[0].submitted().len(), 1);
+    let id = bench.links[0].submitted()[0];
+    let failure = Failure {
+        code: "test".to_owned(),
+        message: String::new(),
+        param: None,
+        retryable: false,
+    };
+    assert_eq!(bench.router.fail_all(&failure), 1, "{id}");
+    drop(running);
+    // No sequence is left, but the file is not done.
+    let soon = tokio::time::timeout(std::time::Duration::ZERO, bench.router.idle());
+    assert!(soon.await.is_err());
+    drop(hold);
+    bench.router.idle().await;
 }

@@ -33,6 +33,8 @@ impl Pcm {
 #[derive(Debug, Clone)]
 pub struct AsrWindow {
     pub audio: Pcm,
+    /// Not the first window of its file: taken even while the server drains.
+    pub continues: bool,
     /// Tokens of time are sampled, under Whisper's rules.
     pub timestamps: bool,
     /// The first output token is the language; `forced` follows it.

@@ -26,6 +26,11 @@ use crate::model::ModelEntry;
 pub trait Backend: Send + Sync + 'static {
     /// Hands a sequence to the least loaded worker that hosts its model.
     fn submit(&self, request: Generate) -> Result<Generation, SubmitError>;
+    /// Work of several sequences has begun, and goes on until what is returned is dropped: a server that drains waits for
+    /// it as for a sequence.
+    fn hold(&self) -> AbortOnDrop {
+        AbortOnDrop::new(|| ())
+    }
     fn models(&self) -> Vec<Arc<ModelEntry>>;
     /// One line per worker that does not make progress; empty = ready.
     fn not_ready(&self) -> Vec<String>;

@@ -171,10 +171,10 @@ impl Generation {
 }
 
 /// Calls its function once, on drop.
-pub struct AbortOnDrop(Option<Box<dyn FnOnce() + Send>>);
+pub struct AbortOnDrop(Option<Box<dyn FnOnce() + Send + Sync>>);
 
 impl AbortOnDrop {
-    pub fn new(f: impl FnOnce() + Send + 'static) -> Self {
+    pub fn new(f: impl FnOnce() + Send + Sync + 'static) -> Self {
         Self(Some(Box::new(f)))
     }
 }

@@ -32,7 +32,7 @@ pub struct Router {
 pub(super) struct Shared {
     state: Mutex<State>,
     pub(super) metrics: Metrics,
-    /// Live sequences, for those who wait until there are none.
+    /// Live sequences and holds, for those who wait until there are none.
     live: watch::Sender<usize>,
     max_sequences: usize,
 }
@@ -45,6 +45,8 @@ pub(super) struct State {
     pub(super) queue: VecDeque<RequestId>,
     pub(super) workers: Vec<Worker>,
     draining: bool,
+    /// Work between two of its sequences.
+    holds: usize,
     /// Somebody asks full workers again soon.
     pub(super) asking_again: bool,
 }
@@ -53,6 +55,10 @@ impl State {
     /// Sequences that wait for a worker.
     pub(super) fn queued(&self) -> usize {
         self.queue.len()
+    }
+
+    fn live(&self) -> usize {
+        self.table.len() + self.holds
     }
 }
 
@@ -204,7 +210,7 @@ impl Router {
     fn submit(&self, generate: Generate) -> Result<Generation, SubmitError> {
         let model = generate.model.name.clone();
         let mut state = self.shared.lock();
-        let refusal = self.shared.refuse(&state, &model);
+        let refusal = self.shared.refuse(&state, &generate);
         if let Some(refusal) = refusal {
             self.shared
                 .metrics
@@ -218,7 +224,7 @@ impl Router {
         let buffered = sequence.buffered.clone();
         let id = state.table.insert(sequence);
         state.queue.push_back(id);
-        self.shared.live.send_replace(state.table.len());
+        self.shared.live.send_replace(state.live());
         self.shared.pump(&mut state);
         self.ask_again(&mut state);
         let shared = self.shared.clone();
@@ -233,8 +239,16 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn refuse(&self, state: &State, model: &str) -> Option<SubmitError> {
-        if state.draining {
+    fn change_holds(&self, change: impl FnOnce(usize) -> usize) {
+        let mut state = self.lock();
+        state.holds = change(state.holds);
+        self.live.send_replace(state.live());
+    }
+
+    fn refuse(&self, state: &State, generate: &Generate) -> Option<SubmitError> {
+        let model = generate.model.name.as_str();
+        let continues = generate.asr.as_ref().is_some_and(|window| window.continues);
+        if state.draining && !continues {
             return Some(SubmitError::Draining);
         }
         if !state
@@ -337,7 +351,7 @@ impl Shared {
             .with_label_values(&[model])
             .inc_by(u64::from(sequence.prompt_tokens));
         sequence.end(terminal);
-        self.live.send_replace(state.table.len());
+        self.live.send_replace(state.live());
     }
 
     /// Tells a sequence's worker to stop; the sequence stays in the table until the worker's terminal.
@@ -371,6 +385,12 @@ impl Shared {
 impl Backend for Router {
     fn submit(&self, request: Generate) -> Result<Generation, SubmitError> {
         self.submit(request)
+    }
+
+    fn hold(&self) -> AbortOnDrop {
+        self.shared.change_holds(|holds| holds + 1);
+        let shared = self.shared.clone();
+        AbortOnDrop::new(move || shared.change_holds(|holds| holds.saturating_sub(1)))
     }
 
     fn models(&self) -> Vec<Arc<ModelEntry>> {
