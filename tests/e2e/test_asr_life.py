@@ -208,4 +208,6 @@ def test_limits_of_uploads_are_named(serve: Serve, tiny_ears_model: Path) -> Non
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "audio_too_long"
     assert "20" in response.json()["error"]["message"]
-    assert server.http.post(PATH, data={"model": "ears"}).status_code == 400
+    response = server.http.post(PATH, files={"model": (None, "ears")})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "file"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from denizen.bench.quality import normalize
 
-from .hearing import Reference, errors, events, heard, verbose
+from .hearing import Reference, errors, events, heard, post, verbose
 from .sounds import RATE, join, wav
 
 if TYPE_CHECKING:
@@ -75,13 +75,14 @@ def test_p19_a_long_stream_comes_in_pieces(
     seen = list(events(ears, wav(minute_and_a_half[0])))
     deltas = [event["delta"] for event in seen if event["type"] == "transcript.text.delta"]
     assert len(deltas) >= 4
-    assert "".join(deltas) == seen[-1]["text"] == in_sequence["text"]
+    assert "".join(deltas) == seen[-1]["text"]
+    # Not word for word: word times, which were asked for there, move where the next window begins.
+    _, text = minute_and_a_half
+    assert errors([(text, seen[-1]["text"])]).rate <= errors([(text, in_sequence["text"])]).rate + POINT
 
 
 def test_subtitles_of_a_long_file_follow_each_other(ears: Running, clips: list[Clip]) -> None:
     samples, _ = joined(clips, 40)
-    from .hearing import post
-
     body = post(ears, wav(samples), response_format="srt").text
     numbers = [int(block.split("\n")[0]) for block in body.strip().split("\n\n")]
     assert numbers == list(range(1, len(numbers) + 1))
