@@ -8,6 +8,7 @@ import signal
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import wait
+from operator import attrgetter
 from typing import TYPE_CHECKING, cast
 
 from denizen.bench.errors import BenchError
@@ -80,7 +81,9 @@ class Crew:
         """
         if not self._children:
             tickets = Tickets(len(jobs))
-            return _run(self._target, arrivals, jobs, Share(0, 1, tickets, Clock()), progress, self._limits)
+            share = Share(0, 1, tickets, Clock())
+            records, strains = _run(self._target, arrivals, jobs, share, progress, self._limits)
+            return sorted(records, key=attrgetter("index")), strains
         self._next.value = self._finished.value = 0
         for pipe in self._pipes:
             pipe.send((arrivals, jobs, self._limits))
@@ -97,7 +100,7 @@ class Crew:
 
         passes: list[Pass] = self._answers(show)
         show()
-        records = sorted((record for part, _ in passes for record in part), key=lambda record: record.index)
+        records = sorted((record for part, _ in passes for record in part), key=attrgetter("index"))
         return records, [strain for _, strains in passes for strain in strains]
 
     def _answers(self, meanwhile: Callable[[object], object]) -> list[Pass]:

@@ -50,7 +50,7 @@ def bench(peer: AsrPeer, tmp_path: Path, *arguments: str) -> tuple[int, dict[str
 
 @pytest.mark.parametrize("kind", ["json", "text", "verbose_json", "vtt"])
 def test_a_sound_server_gives_a_valid_result(tmp_path: Path, recordings: Path, kind: str) -> None:
-    with hearing(AsrBehaviour(texts=heard(recordings))) as peer:
+    with hearing(AsrBehaviour(texts=heard(recordings), delay=0.05)) as peer:
         load = ["--concurrency", "1", "3", "--passes", "3", "--requests", "6", "--response-format", kind]
         status, result = bench(peer, tmp_path, "--data", str(recordings), *load)
     assert status == 0
