@@ -1,0 +1,5 @@
+//! The router over links that record what they are given.
+
+mod ending;
+mod sending;
+mod support;
