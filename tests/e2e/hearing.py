@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from denizen.bench.quality import count, normalize
 
+from .calling import Caller
 from .sounds import RATE, wav
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ def post(
     server: Running, file: bytes, name: str | None = "clip.wav", path: str = PATH, **fields: Any
 ) -> httpx.Response:
     """Uploads a file; a field that is a list is sent once for each value."""
-    upload = {"file": (name, file)} if name is not None else {"file": ("", file, "application/octet-stream")}
-    return server.http.post(path, files=upload, data={"model": server.model, **fields}, timeout=SLOW)
+    files = {"file": (name, file)} if name is not None else {"file": ("", file, "application/octet-stream")}
+    return server.http.post(path, files=files, data={"model": server.model, **fields}, timeout=SLOW)
 
 
 def heard(server: Running, file: bytes | np.ndarray, **fields: Any) -> str:
@@ -81,38 +81,20 @@ def errors(pairs: Sequence[tuple[str, str]]) -> WordErrors:
     return count([(normalize(reference, "en"), normalize(text, "en")) for reference, text in pairs])
 
 
-class Caller:
-    """An upload on a bare socket, to be cut off at will."""
-
-    def __init__(self, server: Running, file: bytes, *, part: float = 1.0, **fields: str) -> None:
-        """Sends the head and `part` of the body."""
-        boundary = "cut-here"
-        form = "".join(
-            f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
-            for name, value in {"model": server.model, **fields}.items()
-        )
-        form += f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
-        body = form.encode() + file + f"\r\n--{boundary}--\r\n".encode()
-        head = (
-            f"POST {PATH} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
-            f"Content-Type: multipart/form-data; boundary={boundary}\r\n\r\n"
-        )
-        self._socket = socket.create_connection(("127.0.0.1", server.port), timeout=120)
-        self._socket.sendall(head.encode() + body[: round(part * len(body))])
-
-    def read_events(self, count: int) -> None:
-        """Reads until `count` events have come."""
-        received = b""
-        while received.count(b"data:") < count:
-            chunk = self._socket.recv(65536)
-            assert chunk, f"the server closed the connection: {received!r}"
-            received += chunk
-
-    def vanish(self, *, reset: bool = False) -> None:
-        """Closes the connection; with `reset` the way a crash does (RST), else the orderly way (FIN)."""
-        if reset:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        self._socket.close()
+def upload(server: Running, file: bytes, *, part: float = 1.0, **fields: str) -> Caller:
+    """Sends the head of an upload and `part` of its body."""
+    boundary = "cut-here"
+    form = "".join(
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+        for name, value in {"model": server.model, **fields}.items()
+    )
+    form += f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
+    body = form.encode() + file + f"\r\n--{boundary}--\r\n".encode()
+    head = (
+        f"POST {PATH} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+        f"Content-Type: multipart/form-data; boundary={boundary}\r\n\r\n"
+    )
+    return Caller(server, head.encode() + body[: round(part * len(body))])
 
 
 class Reference:

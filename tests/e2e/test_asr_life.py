@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from .conftest import CPU, THREADS
-from .hearing import PATH, Caller, events, heard, post
+from .hearing import PATH, events, heard, post, upload
 from .sounds import join, wav
 from .test_disconnect import aborted, running
 from .waiting import eventually
@@ -40,7 +40,7 @@ def long_file(clips: list[Clip]) -> bytes:
 
 @pytest.mark.parametrize("part", [0.1, 0.9999])
 def test_a_client_that_goes_during_its_upload(ears: Running, long_file: bytes, part: float) -> None:
-    callers = [Caller(ears, long_file, part=part) for _ in range(4)]
+    callers = [upload(ears, long_file, part=part) for _ in range(4)]
     eventually(lambda: ears.metrics()["denizen_http_in_flight"] == 4, "four uploads are open")
     for caller in callers:
         caller.vanish()
@@ -50,14 +50,14 @@ def test_a_client_that_goes_during_its_upload(ears: Running, long_file: bytes, p
 @pytest.mark.parametrize("reset", [False, True])
 def test_a_client_that_goes_while_its_file_is_decoded(ears: Running, long_file: bytes, reset: bool) -> None:
     for _ in range(4):
-        Caller(ears, long_file).vanish(reset=reset)
+        upload(ears, long_file).vanish(reset=reset)
     ears.settles()
 
 
 @pytest.mark.parametrize("reset", [False, True])
 def test_a_client_that_goes_while_the_worker_listens(ears: Running, long_file: bytes, reset: bool) -> None:
     before = aborted(ears)
-    callers = [Caller(ears, long_file) for _ in range(4)]
+    callers = [upload(ears, long_file) for _ in range(4)]
     eventually(lambda: running(ears) > 0, "one runs")
     for caller in callers:
         caller.vanish(reset=reset)
@@ -67,7 +67,7 @@ def test_a_client_that_goes_while_the_worker_listens(ears: Running, long_file: b
 
 def test_a_client_that_goes_in_mid_stream(ears: Running, long_file: bytes) -> None:
     before = aborted(ears)
-    callers = [Caller(ears, long_file, stream="true") for _ in range(2)]
+    callers = [upload(ears, long_file, stream="true") for _ in range(2)]
     for caller in callers:
         caller.read_events(2)
     for caller in callers:
@@ -79,9 +79,9 @@ def test_a_client_that_goes_in_mid_stream(ears: Running, long_file: bytes) -> No
 def test_a_client_that_goes_while_queued(serve: Serve, tiny_ears_model: Path, long_file: bytes) -> None:
     model = ["--model", f"ears={tiny_ears_model}", "--max-rows", "1"]
     server = serve([*CPU, *THREADS, *model], model="ears")
-    busy = Caller(server, long_file, stream="true")
+    busy = upload(server, long_file, stream="true")
     busy.read_events(1)
-    queued = [Caller(server, long_file) for _ in range(3)]
+    queued = [upload(server, long_file) for _ in range(3)]
     eventually(lambda: server.metrics()["denizen_http_in_flight"] == 4, "one runs, three wait")
     for caller in queued:
         caller.vanish()
@@ -96,7 +96,7 @@ def test_an_abort_that_races_the_end_is_settled_once(ears: Running, clips: list[
     file = wav(clips[4].pcm)
 
     def cut(number: int) -> None:
-        caller = Caller(ears, file, stream="true")
+        caller = upload(ears, file, stream="true")
         caller.read_events(1 + number % 2)
         caller.vanish(reset=number % 3 == 0)
 

@@ -7,12 +7,12 @@ abort is lost because it raced the end; an abort that meets a late result leaks 
 from __future__ import annotations
 
 import json
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .calling import Caller
 from .conftest import CPU
 from .waiting import eventually
 
@@ -28,28 +28,10 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-class Caller:
-    """A client on a bare socket, to be cut off at will."""
-
-    def __init__(self, server: Running, path: str, body: dict[str, Any]) -> None:
-        content = json.dumps({"model": server.model, "ignore_eos": True, **body}).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
-        self._socket = socket.create_connection(("127.0.0.1", server.port), timeout=60)
-        self._socket.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
-
-    def read_events(self, count: int) -> None:
-        """Reads until `count` events have come."""
-        received = b""
-        while received.count(b"\ndata:") < count:
-            chunk = self._socket.recv(65536)
-            assert chunk, f"the server closed the connection: {received!r}"
-            received += chunk
-
-    def vanish(self, *, reset: bool = False) -> None:
-        """Closes the connection; with `reset` the way a crash does (RST), else the orderly way (FIN)."""
-        if reset:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        self._socket.close()
+def call(server: Running, path: str, body: dict[str, Any]) -> Caller:
+    content = json.dumps({"model": server.model, "ignore_eos": True, **body}).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    return Caller(server, f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
 
 
 def running(server: Running) -> float:
@@ -67,7 +49,7 @@ def aborted(server: Running) -> float:
 @pytest.mark.parametrize("reset", [False, True])
 def test_p29_a_stream_that_is_cut_frees_everything(tiny_server: Running, path: str, reset: bool) -> None:
     before = aborted(tiny_server)
-    callers = [Caller(tiny_server, path, {**BODIES[path], "max_tokens": 1900, "stream": True}) for _ in range(32)]
+    callers = [call(tiny_server, path, {**BODIES[path], "max_tokens": 1900, "stream": True}) for _ in range(32)]
     for caller in callers:
         caller.read_events(3)
     for caller in callers:
@@ -83,7 +65,7 @@ def test_p29_a_request_without_streaming_that_is_cut_frees_everything(
     tiny_server: Running, path: str, reset: bool
 ) -> None:
     before = aborted(tiny_server)
-    callers = [Caller(tiny_server, path, {**BODIES[path], "max_tokens": 1900}) for _ in range(8)]
+    callers = [call(tiny_server, path, {**BODIES[path], "max_tokens": 1900}) for _ in range(8)]
     eventually(lambda: running(tiny_server) == 8, "all run")
     for caller in callers:
         caller.vanish(reset=reset)
@@ -95,7 +77,7 @@ def test_p29_a_request_without_streaming_that_is_cut_frees_everything(
 def test_a_client_that_goes_during_prefill_frees_everything(smol: Running, stream: bool) -> None:
     prompt = [1000 + index % 5000 for index in range(6000)]
     before = aborted(smol)
-    caller = Caller(smol, "/v1/completions", {"prompt": prompt, "max_tokens": 64, "stream": stream})
+    caller = call(smol, "/v1/completions", {"prompt": prompt, "max_tokens": 64, "stream": stream})
     eventually(lambda: running(smol) == 1, "it runs")
     caller.vanish()
     smol.settles()
@@ -106,10 +88,10 @@ def test_a_client_that_goes_during_prefill_frees_everything(smol: Running, strea
 def test_a_client_that_goes_while_queued_frees_its_place(serve: Serve, hybrid_model: Path, stream: bool) -> None:
     server = serve([*CPU, "--model", f"tiny={hybrid_model}", "--max-rows", "2"], model="tiny")
     body = {"prompt": "one", "max_tokens": 1900}
-    busy = [Caller(server, "/v1/completions", {**body, "stream": True}) for _ in range(2)]
+    busy = [call(server, "/v1/completions", {**body, "stream": True}) for _ in range(2)]
     for caller in busy:
         caller.read_events(1)
-    queued = [Caller(server, "/v1/completions", {**body, "stream": stream}) for _ in range(5)]
+    queued = [call(server, "/v1/completions", {**body, "stream": stream}) for _ in range(5)]
     eventually(lambda: server.metrics()["denizen_requests_in_flight"] == 7, "two run, five wait")
     for caller in queued:
         caller.vanish()
@@ -124,7 +106,7 @@ def test_an_abort_that_races_the_end_is_settled_once(tiny_server: Running) -> No
     """Requests of a few tokens, cut at every moment around their end."""
 
     def cut(number: int) -> None:
-        caller = Caller(tiny_server, "/v1/completions", {"prompt": "x", "max_tokens": 1 + number % 4, "stream": True})
+        caller = call(tiny_server, "/v1/completions", {"prompt": "x", "max_tokens": 1 + number % 4, "stream": True})
         caller.read_events(1 + number % 3)
         caller.vanish(reset=number % 2 == 0)
 
