@@ -70,7 +70,7 @@ class Scheduler:
         self.gather_tokens = 512
         self._gathered = 0  #: iterations for which the first waiting request has been kept back
         self.preemptions = 0
-        self.ledger = Ledger(rows.slots)
+        self.ledger = Ledger(rows.slots, mirror)
         self._group: Group | None = None  #: every row that decodes; None: to be formed again
         self._unfinished = 0  #: running requests whose prompts are not computed to the end
         self._arrivals = 0
@@ -211,11 +211,15 @@ class Scheduler:
 
     def _find_ends(self, plan: StepPlan) -> None:
         """Whose last token the committed step gives: known before the token is. They decode no more."""
-        sampled = plan.advance.sampled
-        last = plan.positions + 1 >= self.ledger.limit[sampled]
-        plan.ends = last.nonzero()[0].tolist()
-        if plan.ends and plan.group is not None:
-            self._set_decodes(sampled[plan.ends], False)
+        group = plan.group
+        if group is None:
+            last = plan.positions + 1 >= self.ledger.limit[plan.advance.sampled]
+            plan.ends = last.nonzero()[0].tolist()
+            return
+        ends = (group.left <= group.turn).nonzero()[0]
+        plan.ends = ends.tolist()
+        if plan.ends:
+            self._set_decodes(group.rows[ends], False)
 
     def complete(self, plan: StepPlan) -> None:
         """The step has completed on the device: prompts at their end decode, and what only waited for it is freed."""

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from denizen.worker.protocol import token_rows
-from denizen.worker.resident.inputs import StepInputs
-from denizen.worker.resident.mirror import Advance
+from denizen.worker.resident.mirror import FEATURES, LIMIT, OUTPUTS, Advance
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from denizen.worker.models.base import Walk
     from denizen.worker.request import Request
+    from denizen.worker.resident.inputs import StepInputs
     from denizen.worker.resident.mirror import Mirror
     from denizen.worker.resident.page_lists import PageLists
     from denizen.worker.resident.planner import StepPlan
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 class Ledger:
     """Arrays of one entry a row of the device tables. Used by the plan thread only."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, mirror: Mirror) -> None:
+        """``mirror``: whose columns a row's limit and features are, because groups take them with the rest."""
         self.requests = np.empty(rows, object)  #: owner or None; also while its holdings wait for its last step
         self.outputs = np.empty(rows, object)  #: the owner's list of tokens
         self.scores = np.empty(rows, object)  #: and of their log-probabilities, which only models that hear deliver
@@ -37,8 +38,8 @@ class Ledger:
         self._group: Group | None = None  #: whose steps were only counted
         self._counted = 0  #: and are still to be added to its rows
         self.decodes = np.zeros(rows, bool)  #: its next step is a decode step
-        self.limit = np.zeros(rows, np.int32)  #: most output tokens
-        self.features = np.zeros(rows, np.int32)  #: bits of ``sampling.params.Feature``
+        self.limit = mirror.columns[LIMIT]  #: most output tokens
+        self.features = mirror.columns[FEATURES]  #: bits of ``sampling.params.Feature``
         self.packed = token_rows(np.zeros(rows, np.uint64))  #: TOKENS rows with the request's id
         self._stops: Counter[frozenset[int]] = Counter()  #: sets of end ids, and how many rows have each
         self.stop_ids: frozenset[int] = frozenset()  #: of all rows
@@ -110,7 +111,12 @@ class Ledger:
 
 @dataclass(eq=False, slots=True)
 class Group:
-    """Rows that decode together, by row number: what their steps have in common until one leaves or joins."""
+    """Rows that decode together, by row number: what their steps have in common until one leaves or joins.
+
+    Where many rows run, one leaves or joins in every third step, so that forming a group is kept to few operations:
+    what only the delivery of tokens needs is found when the first ones arrive. No row of theirs has another owner then,
+    because the step that brings them still holds it.
+    """
 
     requests: list[Request]
     advance: Advance
@@ -122,52 +128,71 @@ class Group:
     room: dict[str, np.ndarray]  #: int32 [n] by pool that they write: steps for which each row has pages
     short_at: dict[str, int]  #: by pool: the turn in which a page must be appended
     features: np.ndarray  #: int32 [n]
-    outputs: list[list[int]]  #: of each request
-    scores: list[list[float]]
     stop_ids: frozenset[int]  #: a token that is not in here ends nobody
-    packed: np.ndarray  #: TOKENS rows, positions and tokens still to be filled in
-    inputs: StepInputs  #: of a step without row writes and page arrays
-    buffer: np.ndarray
+    inputs: StepInputs  #: of a step without row writes and page arrays; its buffer is ``slots``
+    ledger: Ledger
     sample: SamplePlan | None = None  #: of the newest step
     reads: Mapping[str, PageLists] = field(default_factory=dict)  #: by key of the KV pools that decode only reads
     turn: int = 0  #: committed steps
+    _outputs: list[list[int]] | None = None
+    _scores: list[list[float]] | None = None
+    _packed: np.ndarray | None = None
 
     @property
     def rows(self) -> np.ndarray:
         """int64 [n]"""
         return self.advance.rows
 
+    @property
+    def outputs(self) -> list[list[int]]:
+        """Of each request, the list of its tokens."""
+        if self._outputs is None:
+            self._outputs = self.ledger.outputs[self.rows].tolist()
+        return self._outputs
+
+    @property
+    def scores(self) -> list[list[float]]:
+        """Of each request, the list of its tokens' log-probabilities."""
+        if self._scores is None:
+            self._scores = self.ledger.scores[self.rows].tolist()
+        return self._scores
+
+    @property
+    def packed(self) -> np.ndarray:
+        """TOKENS rows, positions and tokens still to be filled in."""
+        if self._packed is None:
+            self._packed = self.ledger.packed.take(self.rows)
+        return self._packed
+
     @classmethod
-    def form(cls, ledger: Ledger, mirror: Mirror, rows: np.ndarray, slots: np.ndarray, walk: Walk) -> Group:
-        """``rows`` int64, rising; ``walk``: decode."""
+    def form(
+        cls, ledger: Ledger, mirror: Mirror, rows: np.ndarray, slots: np.ndarray, walk: Walk, inputs: StepInputs
+    ) -> Group:
+        """``rows`` int64, rising; ``walk``: decode; ``inputs``: see the attribute."""
         pools = walk.grows
         count = len(rows)
         assert not count or rows[0] > 0
-        lengths = {key: mirror.lengths[key][rows] for key in pools}
-        room = {key: mirror.pages[key][rows] * mirror.page_size[key] - lengths[key] for key in pools}
-        first = mirror.outputs[rows]
-        left = ledger.limit[rows] - first
-        inputs = StepInputs()
-        inputs.put("slots", slots)
+        taken = mirror.take(rows)
+        taken[LIMIT] -= taken[OUTPUTS]
+        room = {}
+        for key in pools:
+            column = mirror.column[key]
+            steps = room[key] = taken[column + 1]
+            steps *= mirror.page_size[key]
+            steps -= taken[column]
+        least = np.minimum.reduce(taken, axis=1).tolist() if count else [0] * len(taken)
         return cls(
             ledger.requests[rows].tolist(),
-            Advance(rows, np.ones(count, np.int32), pools, rows),
+            Advance(rows, mirror.ones[:count], pools, rows),
             slots,
-            lengths[walk.positions],
-            first,
-            left,
-            _least(left),
+            taken[mirror.column[walk.positions]],
+            taken[OUTPUTS],
+            taken[LIMIT],
+            least[LIMIT],
             room,
-            {key: _least(values) for key, values in room.items()},
-            ledger.features[rows],
-            ledger.outputs[rows].tolist(),
-            ledger.scores[rows].tolist(),
+            {key: least[mirror.column[key] + 1] for key in pools},
+            taken[FEATURES],
             ledger.stop_ids,
-            ledger.packed.take(rows),
             inputs,
-            inputs.pack(),
+            ledger,
         )
-
-
-def _least(values: np.ndarray) -> int:
-    return int(np.minimum.reduce(values)) if len(values) else 0

@@ -7,6 +7,7 @@ while the one before it ran, and is then committed as it is, is *promoted*.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -154,6 +155,8 @@ class Planner:
         self.ahead = {key: min(_AHEAD, pool.page_size) for key, pool in pools.items()}
         self._steps = 0
         self._of_walk = dict.fromkeys(walks, 0)
+        self._slots_alone: dict[int, StepInputs] = {}  #: by bucket: where the slots are if there is nothing else
+        self._read_only = {name: [key for key, span in w.streams.items() if not span] for name, w in walks.items()}
         self._grows = {name: walk.grows for name, walk in walks.items()}
         self._modes = {name: self._walk_modes(walk, mode) for name, walk in walks.items()}
         #: A decode step needs nothing from the host but its slots, the pages that it appends, and lists of its group's.
@@ -166,7 +169,7 @@ class Planner:
 
     def bucket_of(self, rows: int) -> int:
         """The smallest bucket that holds ``rows``."""
-        return next(bucket for bucket in self.buckets if bucket >= rows)
+        return self.buckets[bisect_left(self.buckets, rows)]
 
     def pages_short(self, request: Request, walk: str = "decode") -> dict[str, int]:
         """Pages by pool that the request's next step of a span-1 walk needs and does not have."""
@@ -182,8 +185,13 @@ class Planner:
         """The requests of ``rows`` (int64, rising), to decode together."""
         slots = np.zeros(self.bucket_of(len(rows)), np.int32)  # padded with the null row
         slots[: len(rows)] = rows
-        group = Group.form(ledger, self.mirror, rows, slots, self.walks["decode"])
-        group.reads = self._reads("decode", group.requests, rows, len(slots))
+        inputs = self._slots_alone.get(len(slots))
+        if inputs is None:
+            inputs = self._slots_alone[len(slots)] = StepInputs()
+            inputs.put("slots", slots)
+        group = Group.form(ledger, self.mirror, rows, slots, self.walks["decode"], inputs)
+        if self._read_only["decode"]:
+            group.reads = self._reads("decode", group.requests, rows, len(slots))
         return group
 
     def prepare_decode(self, group: Group) -> StepPlan | None:
@@ -192,7 +200,7 @@ class Planner:
         appended = self._append_pages(group)
         if appended is None:
             return None
-        inputs, buffer = group.inputs, group.buffer
+        inputs, buffer = group.inputs, group.slots
         if appended or not self._free:
             inputs = self._decode_inputs(group, appended)
             buffer = inputs.pack()
@@ -321,8 +329,12 @@ class Planner:
         if plan.group is None:
             plan.first = self.mirror.commit(plan.advance)
         else:
-            assert plan.turn == plan.group.turn
-            plan.group.turn += 1
+            group = plan.group
+            assert plan.turn == group.turn
+            for key, at in group.short_at.items():
+                if group.turn >= at:
+                    raise AssertionError(f"a row of pool '{key}' grew beyond its pages")
+            group.turn += 1
             self.mirror.repeat(plan.advance)
 
     def drop(self, plan: StepPlan) -> None:
@@ -391,7 +403,7 @@ class Planner:
     def _reads(self, walk: str, requests: Sequence[Request], rows: np.ndarray, bucket: int) -> dict[str, PageLists]:
         """Pools that the walk only reads, which the host always plans in full."""
         reads = {}
-        for key in (key for key, span in self.walks[walk].streams.items() if not span):
+        for key in self._read_only[walk]:
             owned = [request.held.pages[key] for request in requests if request.held is not None]
             reads[key] = PageLists.of(owned, self._lengths(key, rows, 0, bucket), self.mirror.page_size[key])
         return reads
