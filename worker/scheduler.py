@@ -287,10 +287,10 @@ class Scheduler:
             slot = slots.take()
             assert slot is not None
             state[key] = slot
-        begins = {key: (pool.context, len(pages[key])) for key, pool in self.kv.items()}
+        begins = {key: (pool.context, pages[key]) for key, pool in self.kv.items()}
         self.mirror.open_row(row, begins, len(request.outputs))
         self.ledger.open(row, request)
-        request.begin(Holdings(row, pages, state))
+        request.begin(Holdings(row, self.mirror, state))
         self._unfinished += 1
         self._insert(request)
         return True
@@ -336,10 +336,10 @@ class Scheduler:
             self._free(held)
 
     def _free(self, held: Holdings) -> None:
+        for key, pages in held.pages.items():
+            self.kv[key].give(pages)
         self.mirror.clear_row(held.row)
         self.ledger.close(held.row)
         self.rows.give(held.row)
-        for key, pages in held.pages.items():
-            self.kv[key].give(pages)
         for key, slot in held.state.items():
             self.state[key].give(slot)

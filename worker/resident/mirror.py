@@ -1,4 +1,4 @@
-"""The host's copy of what the device tables say: lengths and page counts of every row by KV pool, output counts.
+"""The host's copy of what the device tables say: lengths and pages of every row by KV pool, output counts.
 
 It moves when a step is committed, exactly once, by the spans that the step's walk declares (E7). A prepared step that
 is dropped never moved it, and a committed step always runs, so there is nothing to take back.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 #: Columns of :attr:`Mirror.columns`; after them, of each pool, positions and pages.
@@ -37,9 +37,10 @@ class Mirror:
     group must know of its rows lies in one array, so that it is taken at once.
     """
 
-    def __init__(self, rows: int, pools: Mapping[str, int]) -> None:
-        """``pools``: page size by KV pool key."""
+    def __init__(self, rows: int, pools: Mapping[str, int], max_pages: Mapping[str, int]) -> None:
+        """``pools``: page size by KV pool key; ``max_pages``: that a row can hold."""
         self.page_size = dict(pools)
+        self._tables = {key: np.zeros((rows, max_pages[key]), np.int32) for key in pools}
         self.columns = np.zeros((_POOLS + 2 * len(pools), rows), np.int32)
         #: by pool: its column of positions; that of its pages is the next
         self.column = {key: _POOLS + 2 * index for index, key in enumerate(pools)}
@@ -73,12 +74,18 @@ class Mirror:
         taken: np.ndarray = self.columns.take(rows, axis=1)
         return taken
 
-    def open_row(self, row: int, begins: Mapping[str, tuple[int, int]], outputs: int) -> None:
+    def open_row(self, row: int, begins: Mapping[str, tuple[int, Sequence[int]]], outputs: int) -> None:
         """A free row is taken: positions and pages by pool, and the tokens that its owner has already."""
         for key, (length, pages) in begins.items():
             self._lengths[key][row] = length
-            self.pages[key][row] = pages
+            self.pages[key][row] = len(pages)
+            self._tables[key][row, : len(pages)] = pages
         self._outputs[row] = outputs
+
+    def pages_of(self, row: int, key: str) -> list[int]:
+        """The row's pages in pool ``key``, in the order of their positions."""
+        pages: list[int] = self._tables[key][row, : self.pages[key][row]].tolist()
+        return pages
 
     def clear_row(self, row: int) -> None:
         """The row is free."""
@@ -87,9 +94,11 @@ class Mirror:
             self.pages[key][row] = 0
         self.outputs[row] = 0
 
-    def add_pages(self, rows: np.ndarray, key: str) -> None:
-        """A page more for each of ``rows``."""
-        self.pages[key][rows] += 1
+    def add_pages(self, rows: np.ndarray, key: str, pages: Sequence[int]) -> None:
+        """A page more for each of ``rows``. Raises IndexError if a row has no room for it."""
+        counts = self.pages[key][rows]
+        self._tables[key][rows, counts] = pages
+        self.pages[key][rows] = counts + 1
 
     def commit(self, advance: Advance) -> np.ndarray:
         """A step of rows in no group will run; int32 ``[m]``: the index of the token that each sampled one gets."""

@@ -191,7 +191,7 @@ class Planner:
             inputs.put("slots", slots)
         group = Group.form(ledger, self.mirror, rows, slots, self.walks["decode"], inputs)
         if self._read_only["decode"]:
-            group.reads = self._reads("decode", group.requests, rows, len(slots))
+            group.reads = self._reads("decode", rows, len(slots))
         return group
 
     def prepare_decode(self, group: Group) -> StepPlan | None:
@@ -241,7 +241,7 @@ class Planner:
         self._put_writes(inputs, writes)
         if not self._free:
             counts, bucket = group.advance.counts, len(group.slots)
-            self._put_pages("decode", inputs, group.requests, group.rows, counts, bucket, appended)
+            self._put_pages("decode", inputs, group.rows, counts, bucket, appended)
         return inputs
 
     def prepare_prefill(self, chunks: Sequence[tuple[Request, int]]) -> StepPlan:
@@ -275,7 +275,7 @@ class Planner:
         samples = [entry.samples for entry in entries]
         sampled = np.flatnonzero(samples)
         inputs.put("sampled", sampled.astype(np.int32))
-        self._put_pages("prefill", inputs, requests, rows, counts, len(rows), [])
+        self._put_pages("prefill", inputs, rows, counts, len(rows), [])
         self.stopwatch.lap("plan_kv")
         # Every token of a request that is being prefilled has arrived.
         asked = [(e.request.params, len(e.request.outputs)) for e in entries if e.samples]
@@ -295,7 +295,7 @@ class Planner:
             Advance(rows, counts, self._grows["prefill"], rows[sampled]),
             int(counts.max()),
             begins,
-            reads=self._reads("prefill", requests, rows, len(rows)),
+            reads=self._reads("prefill", rows, len(rows)),
             row_inputs=inputs_of(requests, self._row_inputs) if self._row_inputs else {},
         )
 
@@ -314,14 +314,7 @@ class Planner:
         self._of_walk[plan.walk] += 1
         plan.graph_slot = self._of_walk[plan.walk] % GRAPH_SLOTS
         for key, places, pages in plan.appended:
-            for place, page in zip(places.tolist(), pages, strict=True):
-                held = plan.requests[place].held
-                assert held is not None
-                own = held.pages[key]
-                own.append(page)
-                if len(own) > self.layout.max_pages[key]:
-                    raise AssertionError(f"request {plan.requests[place].id} outgrew its row of pool '{key}'")
-            self.mirror.add_pages(plan.advance.rows[places], key)
+            self.mirror.add_pages(plan.advance.rows[places], key, pages)
             group = plan.group
             assert group is not None
             group.room[key][places] += self.mirror.page_size[key]
@@ -375,7 +368,6 @@ class Planner:
         self,
         walk: str,
         inputs: StepInputs,
-        requests: Sequence[Request],
         rows: np.ndarray,
         counts: np.ndarray,
         bucket: int,
@@ -391,20 +383,19 @@ class Planner:
                 inputs.put(f"indptr:{key}", prefix_sum(-(-lengths // size)))
                 continue
             owned = []
-            for index, request in enumerate(requests):
-                assert request.held is not None
+            for index, row in enumerate(rows.tolist()):
                 extra = pages_of(index, appended)
-                owned.append(request.held.pages[key] + ([extra[key]] if key in extra else []))
+                owned.append(self.mirror.pages_of(row, key) + ([extra[key]] if key in extra else []))
             lists = PageLists.of(owned, lengths, size)
             inputs.put(f"indptr:{key}", lists.indptr)
             inputs.put(f"indices:{key}", lists.indices)
             inputs.put(f"last_page_len:{key}", lists.last_page_len)
 
-    def _reads(self, walk: str, requests: Sequence[Request], rows: np.ndarray, bucket: int) -> dict[str, PageLists]:
+    def _reads(self, walk: str, rows: np.ndarray, bucket: int) -> dict[str, PageLists]:
         """Pools that the walk only reads, which the host always plans in full."""
         reads = {}
         for key in self._read_only[walk]:
-            owned = [request.held.pages[key] for request in requests if request.held is not None]
+            owned = [self.mirror.pages_of(row, key) for row in rows.tolist()]
             reads[key] = PageLists.of(owned, self._lengths(key, rows, 0, bucket), self.mirror.page_size[key])
         return reads
 
