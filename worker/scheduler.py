@@ -144,7 +144,7 @@ class Scheduler:
                 return plan
             if self._leaving:  # pages come back when the queued steps complete; meanwhile run the rows that can
                 fitting = self._fitting(group)
-                return self.planner.prepare_decode(self.planner.group(self.ledger, fitting)) if len(fitting) else None
+                return self.planner.prepare_decode(self.planner.group(self.ledger, fitting, whole=False)) if len(fitting) else None
             self._preempt(self.running[-1])
             group = self._decoding()
         return None
@@ -204,22 +204,17 @@ class Scheduler:
                 self._unfinished -= request.computed == request.prefill
             self._find_ends(plan)
             return
-        if group.turn >= group.turns:
-            self._find_ends(plan)
-        if group is not self._group:  # some rows of it alone
+        ended = self.ledger.ended() if group.whole else self.ledger.ended_of(group.rows)
+        if ended:  # known before the token is: they decode no more
+            plan.ends = np.searchsorted(group.rows, ended).tolist()
+            self._leave(ended)
+        if not group.whole:
             self._group = None
 
     def _find_ends(self, plan: StepPlan) -> None:
-        """Whose last token the committed step gives: known before the token is. They decode no more."""
-        group = plan.group
-        if group is None:
-            last = plan.positions + 1 >= self.ledger.limit[plan.advance.sampled]
-            plan.ends = last.nonzero()[0].tolist()
-            return
-        ends = (group.left <= group.turn).nonzero()[0]
-        plan.ends = ends.tolist()
-        if plan.ends:
-            self._set_decodes(group.rows[ends], False)
+        """Whose last token the committed prefill step gives: they never decode."""
+        last = plan.positions + 1 >= self.ledger.limit[plan.advance.sampled]
+        plan.ends = last.nonzero()[0].tolist()
 
     def complete(self, plan: StepPlan) -> None:
         """The step has completed on the device: prompts at their end decode, and what only waited for it is freed."""
@@ -228,12 +223,13 @@ class Scheduler:
             ends = {plan.sampling[index] for index in plan.ends}
             ready = [r.row for r in plan.sampling if r.phase is Phase.RUNNING and r not in ends]
             if ready:
-                self._set_decodes(ready, True)
+                self.ledger.join(ready)
+                self._group = None
         self._free_leaving()
 
     def _free_leaving(self) -> None:
         for request, held in list(self._leaving.items()):
-            if not self.ledger.in_flight[held.row]:
+            if not self.ledger.holds(held.row):
                 del self._leaving[request]
                 self._free(held)
 
@@ -249,8 +245,8 @@ class Scheduler:
         self.ledger.let_go(row)
         self._free_leaving()
 
-    def _set_decodes(self, rows: np.ndarray | list[int], decodes: bool) -> None:
-        self.ledger.decodes[rows] = decodes
+    def _leave(self, rows: list[int]) -> None:
+        self.ledger.leave(rows)
         self._group = None
 
     def end(self, request: Request) -> None:
@@ -328,9 +324,9 @@ class Scheduler:
         held, request.held = request.held, None
         assert held is not None
         if self.ledger.decodes[held.row]:
-            self._set_decodes([held.row], False)
+            self._leave([held.row])
         self._unfinished -= request.computed < request.prefill
-        if self.ledger.in_flight[held.row]:
+        if self.ledger.holds(held.row):
             self._leaving[request] = held
         else:
             self._free(held)

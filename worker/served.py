@@ -107,7 +107,7 @@ class ServedModel:
         kv = {spec.key: KvPool(spec.key, sizes[spec.key], size, spec.context) for spec in model.kv_pools}
         state = {spec.key: SlotPool(spec.key, rows) for spec in model.state_pools}
         layout = TableLayout(rows, {key: pool.pages_for(context) for key, pool in kv.items()}, list(state))
-        mirror = Mirror(rows, dict.fromkeys(kv, size), layout.max_pages)
+        mirror = Mirror(rows, dict.fromkeys(kv, size), layout.max_pages, model.walks["decode"].grows)
         if buckets is None:
             buckets = decode_buckets(max_rows) if device.type == "cuda" else range(1, rows)
         planner = Planner(

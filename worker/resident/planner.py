@@ -87,7 +87,7 @@ class StepPlan:
     begins: Sequence[SamplerRow] = ()
     appended: Sequence[Appended] = ()
     group: Group | None = None  #: of a decode step
-    turn: int = 0  #: and which of its steps this is, from 0
+    clock: int = 0  #: and the mirror's clock before it
     reads: Mapping[str, PageLists] = field(default_factory=dict)  #: by key of the pools that the walk only reads
     all_logits: bool = False  #: logits of every token, for scoring
     number: int = 0
@@ -105,15 +105,20 @@ class StepPlan:
         starts = self.starts
         if starts is None:
             assert self.group is not None
-            starts = self.group.lengths + self.turn
+            starts = self.group.lengths_at + self.clock
         columns = (self.requests, advance.rows.tolist(), starts.tolist(), advance.counts.tolist(), samples)
         return [Entry(*parts) for parts in zip(*columns, strict=True)]
 
     @property
+    def counted(self) -> bool:
+        """Who holds its rows is counted by row: not a step of every row that decodes."""
+        return self.group is None or not self.group.whole
+
+    @property
     def positions(self) -> np.ndarray:
-        """int32 [m], index of the output token that each request of ``sampling`` gets. Known once it is committed."""
+        """int64 [m], index of the output token that each request of ``sampling`` gets. Known once it is committed."""
         if self.group is not None:
-            return self.group.first + self.turn
+            return self.group.outputs_at + self.clock
         assert self.first is not None
         return self.first
 
@@ -177,19 +182,19 @@ class Planner:
         mirror = self.mirror
         short = {}
         for key in self._grows[walk]:
-            if mirror.lengths[key][row] >= mirror.pages[key][row] * mirror.page_size[key]:
+            if mirror.length(row, key) >= mirror.pages[key][row] * mirror.page_size[key]:
                 short[key] = 1
         return short
 
-    def group(self, ledger: Ledger, rows: np.ndarray) -> Group:
-        """The requests of ``rows`` (int64, rising), to decode together."""
+    def group(self, ledger: Ledger, rows: np.ndarray, whole: bool = True) -> Group:
+        """The requests of ``rows`` (int64, rising), to decode together; ``whole``: all that decode."""
         slots = np.zeros(self.bucket_of(len(rows)), np.int32)  # padded with the null row
         slots[: len(rows)] = rows
         inputs = self._slots_alone.get(len(slots))
         if inputs is None:
             inputs = self._slots_alone[len(slots)] = StepInputs()
             inputs.put("slots", slots)
-        group = Group.form(ledger, self.mirror, rows, slots, self.walks["decode"], inputs)
+        group = Group.form(ledger, self.mirror, rows, slots, self.walks["decode"].positions, inputs, whole)
         if self._read_only["decode"]:
             group.reads = self._reads("decode", rows, len(slots))
         return group
@@ -223,7 +228,7 @@ class Planner:
             1,
             appended=appended,
             group=group,
-            turn=group.turn,
+            clock=self.mirror.clock,
             reads=group.reads,
         )
 
@@ -301,10 +306,10 @@ class Planner:
 
     def _sample(self, group: Group) -> SamplePlan:
         def rows() -> list[tuple[SamplingParams, int]]:
-            indices = (group.first + group.turn).tolist()
+            indices = (group.outputs_at + self.mirror.clock).tolist()
             return [(request.params, index) for request, index in zip(group.requests, indices, strict=True)]
 
-        return SamplePlan.of(group.features, len(group.slots), rows)
+        return SamplePlan.of(group.ledger.features[group.rows], len(group.slots), rows)
 
     def commit(self, plan: StepPlan) -> None:
         """The step will run, after those of its walk that were committed before: moves the mirror."""
@@ -313,22 +318,19 @@ class Planner:
         # Slots alternate within a walk: each walk has its own, and its own steps under way.
         self._of_walk[plan.walk] += 1
         plan.graph_slot = self._of_walk[plan.walk] % GRAPH_SLOTS
+        mirror, group = self.mirror, plan.group
         for key, places, pages in plan.appended:
-            self.mirror.add_pages(plan.advance.rows[places], key, pages)
-            group = plan.group
-            assert group is not None
-            group.room[key][places] += self.mirror.page_size[key]
-            group.short_at[key] = int(group.room[key].min())
-        if plan.group is None:
-            plan.first = self.mirror.commit(plan.advance)
+            mirror.add_pages(plan.advance.rows[places], key, pages)
+        if group is None:
+            plan.first = mirror.commit(plan.advance)
+            return
+        assert plan.clock == mirror.clock
+        if group.whole:
+            for key, _, _ in plan.appended:
+                mirror.enough_until[key] = int(mirror.short_from(key, group.rows).min())
+            mirror.tick()
         else:
-            group = plan.group
-            assert plan.turn == group.turn
-            for key, at in group.short_at.items():
-                if group.turn >= at:
-                    raise AssertionError(f"a row of pool '{key}' grew beyond its pages")
-            group.turn += 1
-            self.mirror.repeat(plan.advance)
+            mirror.commit(plan.advance)
 
     def drop(self, plan: StepPlan) -> None:
         """The prepared step will not run: its pages go back, nothing else has moved."""
@@ -342,14 +344,22 @@ class Planner:
         """Pages for the rows that have none for this step, and with them for those that soon have none: then most steps
         append nothing. Where pages are scarce, for this step alone; None if there are not even these."""
         appended: list[Appended] = []
-        turn = group.turn
-        for key, short_at in group.short_at.items():
-            if turn < short_at:
+        mirror = self.mirror
+        clock = mirror.clock
+        for key, until in mirror.enough_until.items():
+            if clock < until:
                 continue
-            pool, room = self.pools[key], group.room[key]
+            pool = self.pools[key]
+            short = mirror.short_from(key, group.rows)
+            first = int(short.min())
+            if clock < first:  # who was short has left
+                if group.whole:
+                    mirror.enough_until[key] = first
+                continue
             ahead = self.ahead[key] if 2 * len(group.requests) <= pool.free else 1
             # A row that ends before needs no more; it could outgrow the table.
-            places = ((room < turn + ahead) & (room < group.left)).nonzero()[0]
+            ends = group.ledger.limit[group.rows] - group.outputs_at
+            places = ((short < clock + ahead) & (short < ends)).nonzero()[0]
             pages = pool.take(len(places))
             if pages is None:
                 self._give_back(appended)
