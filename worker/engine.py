@@ -155,6 +155,8 @@ class Engine:
     def _queue_decode(self, lanes: _Lanes) -> bool:
         if lanes.under_way["decode"] >= self._depth:
             return False
+        if lanes.under_way["prefill"] and lanes.served.scheduler.bursts:
+            return False
         prepared, lanes.prepared = lanes.prepared, None
         return self._queue(lanes, lanes.served.scheduler.plan_decode(prepared))
 

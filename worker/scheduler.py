@@ -10,9 +10,11 @@ request that could not fit alone is refused at the door.
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
+from denizen.worker.admission import Admission
 from denizen.worker.errors import RequestError
 from denizen.worker.request import Holdings, Phase, Request
 from denizen.worker.resident.ledger import Ledger
@@ -40,19 +42,14 @@ class Scheduler:
         context: int,
         prefill_chunk: int,
         prefill_rows: Sequence[int] = (),
-        gather_steps: int = 0,
+        admission: Admission | None = None,
         whole: bool = False,
     ) -> None:
         """``prefill_chunk``: most tokens of a prefill step; ``prefill_rows``: its sizes in requests, rising, the last
         being the most (none = any number).
 
-        ``gather_steps``: iterations for which short prompts may wait for others to share their prefill step.
         ``whole``: prompts are not split, and a step has just as many requests as one of its sizes, since a row that
         pads it costs as much as a live one. ``prefill_chunk`` holds every prompt.
-
-        A prefill step costs a fixed part however few tokens it has, and an empty row costs its share of every decode
-        step. Where many rows run, short prompts that arrive therefore wait for each other: until there is one for
-        every ``gather_rows`` running rows, or their tokens make a step of ``gather_tokens``.
         """
         self.rows = rows
         self.kv = kv
@@ -65,10 +62,9 @@ class Scheduler:
         self.whole = whole
         self.waiting: deque[Request] = deque()  #: by arrival
         self.running: list[Request] = []  #: by arrival
-        self.gather_steps = gather_steps
-        self.gather_rows = 32
-        self.gather_tokens = 512
+        self.admission = admission or Admission()
         self._gathered = 0  #: iterations for which the first waiting request has been kept back
+        self._in_a_row = 0  #: prefill steps since the last decode step
         self.preemptions = 0
         self.ledger = Ledger(rows.slots, mirror)
         self._group: Group | None = None  #: every row that decodes; None: to be formed again
@@ -144,7 +140,11 @@ class Scheduler:
                 return plan
             if self._leaving:  # pages come back when the queued steps complete; meanwhile run the rows that can
                 fitting = self._fitting(group)
-                return self.planner.prepare_decode(self.planner.group(self.ledger, fitting, whole=False)) if len(fitting) else None
+                return (
+                    self.planner.prepare_decode(self.planner.group(self.ledger, fitting, whole=False))
+                    if len(fitting)
+                    else None
+                )
             self._preempt(self.running[-1])
             group = self._decoding()
         return None
@@ -183,21 +183,41 @@ class Scheduler:
 
     def _gathers(self) -> bool:
         """Whether the waiting prompts shall wait for others, one more iteration."""
-        if not self.waiting or self._gathered >= self.gather_steps:
+        policy = self.admission
+        if not self.waiting or self._gathered >= policy.gather_steps:
             self._gathered = 0
             return False
-        enough = len(self.running) // self.gather_rows
-        if len(self.waiting) >= enough or sum(request.length for request in self.waiting) >= self.gather_tokens:
+        enough = len(self.running) // policy.gather_rows
+        if len(self.waiting) >= enough or sum(request.length for request in self.waiting) >= policy.gather_tokens:
             self._gathered = 0
             return False
         self._gathered += 1
         return True
+
+    @property
+    def bursts(self) -> bool:
+        """Whether decode shall wait for the prefill steps that are under way (``admission.py``)."""
+        policy = self.admission
+        could_begin = min(len(self.waiting), self.rows.free)
+        if not policy.burst_share or could_begin * policy.burst_share < self.ledger.decoding:
+            return False
+        if self._in_a_row >= policy.burst_steps:
+            return False
+        tokens = 0
+        for count, request in enumerate(islice(self.waiting, could_begin), 1):
+            if request.length > self.prefill_chunk:
+                return False
+            tokens += request.length
+            if tokens >= self.prefill_chunk or count >= self.prefill_rows[-1]:
+                return True
+        return False
 
     def commit(self, plan: StepPlan) -> None:
         """The step is about to be queued on the device."""
         self.planner.commit(plan)
         self.ledger.committed(plan)
         group = plan.group
+        self._in_a_row = self._in_a_row + 1 if group is None else 0
         if group is None:
             for request, count in zip(plan.requests, plan.advance.counts.tolist(), strict=True):
                 request.computed += count

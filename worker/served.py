@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from denizen.worker import env
+from denizen.worker.admission import ON_GPU, Admission
 from denizen.worker.attention import flashinfer_attention, paged_attention
 from denizen.worker.capacity import Capacity
 from denizen.worker.errors import RequestError
-from denizen.worker.graphs import GATHER_STEPS, GraphRunner, decode_buckets, prefill_rows, prefill_tokens
+from denizen.worker.graphs import GraphRunner, decode_buckets, prefill_rows, prefill_tokens
 from denizen.worker.models.base import hears
 from denizen.worker.models.streams import check_streams
 from denizen.worker.pools.kv import KvPool
@@ -127,9 +129,12 @@ class ServedModel:
         # Prompts that come with audio are never split, so a step must hold the longest.
         chunk = max(limits.prefill_chunk, context) if hears(model) else limits.prefill_chunk
         at_once: Sequence[int] = (_CPU_WINDOWS,) if hears(model) else (max_rows,)
-        gather_steps = 0
+        policy = Admission()
         if device.type == "cuda":
-            at_once, gather_steps = prefill_rows(model, max_rows), GATHER_STEPS
+            at_once = prefill_rows(model, max_rows)
+            policy = ON_GPU.changed(env.admission())
+            if hears(model):  # a step of windows is long
+                policy = replace(policy, burst_share=0)
             runner = GraphRunner(
                 model,
                 tables,
@@ -160,7 +165,7 @@ class ServedModel:
             context,
             chunk,
             at_once,
-            gather_steps,
+            policy,
             whole=hears(model),
         )
         return cls(name, model, scheduler, runner, context, pages * size, fingerprint)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from denizen.worker.admission import Admission
 from denizen.worker.errors import CapacityError, RequestError
 from denizen.worker.memory import zeros
 from denizen.worker.pools.kv import KvPool
@@ -154,7 +155,7 @@ def test_one_prefill_step_packs_several_requests_within_the_chunk():
 def test_short_prompts_wait_for_each_other_where_many_rows_run():
     served = serve_toy(max_rows=100, kv_tokens=4096, prefill_chunk=640)
     scheduler = served.scheduler
-    scheduler.gather_steps = 8
+    scheduler.admission = Admission(gather_steps=8)
     loop = Loop(served)
     for id in range(1, 65):
         scheduler.submit(_request(id, 4, 60))

@@ -39,6 +39,7 @@ class Ledger:
         self.limit = np.zeros(rows, np.int64)  #: most output tokens
         self.features = np.zeros(rows, np.int32)  #: bits of ``sampling.params.Feature``
         self.packed = token_rows(np.zeros(rows, np.uint64))  #: TOKENS rows with the request's id
+        self.decoding = 0  #: rows that decode
         self._mirror = mirror
         self._held = [0] * rows  #: what holds each row beside steps of every row that decodes
         self._joined = [0] * rows  #: the clock when it began to decode,
@@ -56,6 +57,7 @@ class Ledger:
 
     def join(self, rows: Sequence[int]) -> None:
         """``rows`` decode from now on."""
+        self.decoding += len(rows)
         for row in rows:
             outputs = self._mirror.join(row)
             self._joined[row] = self._mirror.clock
@@ -63,6 +65,7 @@ class Ledger:
 
     def leave(self, rows: Sequence[int]) -> None:
         """``rows`` decode no more."""
+        self.decoding -= len(rows)
         for row in rows:
             self._mirror.leave(row)
             self._left[row] = self._mirror.clock
@@ -154,9 +157,9 @@ class Ledger:
 class Group:
     """Rows that decode together, by row number: what their steps have in common until one leaves or joins.
 
-    Where many rows run, one leaves or joins in every third step, so that forming a group takes few operations. Nothing
-    in it depends on the clock but what is relative to it, and what only the delivery of tokens needs is found when the first ones arrive. No row of theirs has another owner then,
-    because the step that brings them still holds it.
+    Where many rows run, one leaves or joins in every third step, so that forming a group takes few operations. What it
+    counts is relative to the mirror's clock, and what only the delivery of tokens needs is found when the first ones
+    arrive. No row has another owner then, because the step that brings them still holds it.
     """
 
     requests: list[Request]

@@ -70,8 +70,10 @@ class Mirror:
         return counts + self.clock * self.decodes[rows] if column < len(self._relative) else counts.copy()
 
     def relative(self, rows: np.ndarray) -> np.ndarray:
-        """Of rows that decode: output counts, then the lengths of each pool of ``decoded``, less the clock. A copy, int64
-        ``[columns, n]``, which holds for as long as they decode."""
+        """Of rows that decode: output counts, then lengths in each pool of ``decoded``, all less the clock.
+
+        A copy, int64 ``[columns, n]``, which holds for as long as they decode.
+        """
         taken: np.ndarray = self._moving.take(rows, axis=1)
         return taken
 
@@ -91,7 +93,7 @@ class Mirror:
         return pages
 
     def short_from(self, key: str, rows: np.ndarray) -> np.ndarray:
-        """Of rows that decode: the clock at which each has no place in pool ``key`` for another position, int64 ``[n]``."""
+        """Of rows that decode: the clock at which each has no place for another position in the pool, int64 ``[n]``."""
         short: np.ndarray = self.pages[key][rows] * self.page_size[key] - self._counts[self._column[key], rows]
         return short
 
