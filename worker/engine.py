@@ -134,6 +134,8 @@ class Engine:
         full = False
         queued = 0
         for lanes in self._lanes.values():
+            if lanes.served.scheduler.bursts:
+                queued += self._queue_prefill(lanes)
             queued += self._queue_decode(lanes)
             queued += self._queue_prefill(lanes)
             full = full or lanes.under_way["decode"] >= self._depth

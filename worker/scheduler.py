@@ -198,8 +198,10 @@ class Scheduler:
     def bursts(self) -> bool:
         """Whether decode shall wait for the prefill steps that are under way (``admission.py``)."""
         policy = self.admission
+        if not self.waiting or not policy.burst_share:
+            return False
         could_begin = min(len(self.waiting), self.rows.free)
-        if not policy.burst_share or could_begin * policy.burst_share < self.ledger.decoding:
+        if could_begin * policy.burst_share < self.ledger.decoding:
             return False
         if self._in_a_row >= policy.burst_steps:
             return False

@@ -52,6 +52,7 @@ class Mirror:
         self._counts = np.zeros((1 + len(pools), rows), np.int64)
         still = [key for key in pools if key not in self.decoded]
         self._column = {key: column for column, key in enumerate((*self.decoded, *still), 1)}
+        self._lengths = {key: self._counts[column] for key, column in self._column.items()}
         self._moving = self._counts[: 1 + len(self.decoded)]  #: those that the clock moves
         self._relative = tuple(self._moving)
 
@@ -66,7 +67,7 @@ class Mirror:
         return self._settled(0)
 
     def _settled(self, column: int, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-        counts: np.ndarray = self._counts[column, rows]
+        counts: np.ndarray = self._counts[column][rows]
         return counts + self.clock * self.decodes[rows] if column < len(self._relative) else counts.copy()
 
     def relative(self, rows: np.ndarray) -> np.ndarray:
@@ -94,13 +95,13 @@ class Mirror:
 
     def short_from(self, key: str, rows: np.ndarray) -> np.ndarray:
         """Of rows that decode: the clock at which each has no place for another position in the pool, int64 ``[n]``."""
-        short: np.ndarray = self.pages[key][rows] * self.page_size[key] - self._counts[self._column[key], rows]
+        short: np.ndarray = self.pages[key][rows] * self.page_size[key] - self._lengths[key][rows]
         return short
 
     def open_row(self, row: int, begins: Mapping[str, tuple[int, Sequence[int]]], outputs: int) -> None:
         """A free row is taken: positions and pages by pool, and the tokens that its owner has already."""
         for key, (length, pages) in begins.items():
-            self._counts[self._column[key], row] = length
+            self._lengths[key][row] = length
             self.pages[key][row] = len(pages)
             self._tables[key][row, : len(pages)] = pages
         self._counts[0, row] = outputs
@@ -120,7 +121,7 @@ class Mirror:
         for column in self._relative:
             column[row] -= self.clock
         for key, until in self.enough_until.items():
-            short = self.pages[key].item(row) * self.page_size[key] - self._counts.item(self._column[key], row)
+            short = self.pages[key].item(row) * self.page_size[key] - self._lengths[key].item(row)
             if short < until:
                 self.enough_until[key] = short
         return self._counts.item(0, row)
@@ -145,7 +146,7 @@ class Mirror:
         for key in advance.pools:
             if (self.step_lengths(key, rows, advance.counts) > self.pages[key][rows] * self.page_size[key]).any():
                 raise AssertionError(f"a row of pool '{key}' grew beyond its pages")
-            self._counts[self._column[key], rows] += advance.counts
+            self._lengths[key][rows] += advance.counts
         self._counts[0, advance.sampled] += 1
         return positions
 
