@@ -107,7 +107,7 @@ def test_a_row_joins_after_its_prefill_was_handled_and_at_once():
 def test_in_a_burst_no_decode_step_is_queued_beside_prefill():
     served = serve_toy(max_rows=32, kv_tokens=2048)
     streams, scheduler = on_streams(served), served.scheduler
-    scheduler.admission = Admission(burst_share=1)
+    scheduler.admission = Admission(burst_share=100)
     launch, beside, alone = streams.launch, [], []
 
     def watch(plan):
@@ -120,7 +120,7 @@ def test_in_a_burst_no_decode_step_is_queued_beside_prefill():
         peer.submit(1, PROMPTS[0], 400)
         peer.until(lambda: len(peer.outcomes[1].rows) > 3)
         for id in range(2, 26):  # two steps are queued, and run only when somebody waits for them: the rest gathers
-            peer.submit(id, [id, 5, 6, 7], 4)
+            peer.submit(id, [id, 5, 6, 7], 40)  # none ends meanwhile
         peer.finish(*range(2, 26))
         peer.abort(1)
     assert alone
