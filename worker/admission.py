@@ -16,8 +16,9 @@ class Admission:
     running rows, or their tokens make a step of ``gather_tokens``, or ``gather_steps`` iterations have passed.
 
     In a *burst*, decode steps of few rows would slow down the prefill of many. So decode waits for prefill steps that
-    are under way while the short prompts that could begin at once fill a whole step more, and are at least one for
-    every ``burst_share`` rows that decode; but never for more than ``burst_steps`` prefill steps in a row.
+    are under way while the short prompts that could begin at once fill a whole step more, and there is one for every
+    ``burst_share`` rows that decode. It waits for ``burst_steps`` in a row at most, and every decode step allows for
+    one more: where such prompts never cease to come, the two walks take turns.
     """
 
     gather_steps: int = 0
@@ -41,4 +42,4 @@ class Admission:
 
 
 #: On a GPU: prompts wait for each other for some 20 ms at most.
-ON_GPU = Admission(gather_steps=8, burst_share=4)
+ON_GPU = Admission(gather_steps=8, burst_share=16)

@@ -9,6 +9,7 @@ request that could not fit alone is refused at the door.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -64,7 +65,7 @@ class Scheduler:
         self.running: list[Request] = []  #: by arrival
         self.admission = admission or Admission()
         self._gathered = 0  #: iterations for which the first waiting request has been kept back
-        self._in_a_row = 0  #: prefill steps since the last decode step
+        self._waited = 0  #: prefill steps that decode may have waited for, less the decode steps since
         self.preemptions = 0
         self.ledger = Ledger(rows.slots, mirror)
         self._group: Group | None = None  #: every row that decodes; None: to be formed again
@@ -203,7 +204,7 @@ class Scheduler:
         could_begin = min(len(self.waiting), self.rows.free)
         if could_begin * policy.burst_share < self.ledger.decoding:
             return False
-        if self._in_a_row >= policy.burst_steps:
+        if self._waited >= policy.burst_steps:
             return False
         tokens = 0
         for count, request in enumerate(islice(self.waiting, could_begin), 1):
@@ -219,16 +220,18 @@ class Scheduler:
         self.planner.commit(plan)
         self.ledger.committed(plan)
         group = plan.group
-        self._in_a_row = self._in_a_row + 1 if group is None else 0
         if group is None:
+            if self.ledger.decoding:
+                self._waited = min(self._waited + 1, self.admission.burst_steps)
             for request, count in zip(plan.requests, plan.advance.counts.tolist(), strict=True):
                 request.computed += count
                 self._unfinished -= request.computed == request.prefill
             self._find_ends(plan)
             return
+        self._waited = max(self._waited - 1, 0)
         ended = self.ledger.ended() if group.whole else self.ledger.ended_of(group.rows)
         if ended:  # known before the token is: they decode no more
-            plan.ends = np.searchsorted(group.rows, ended).tolist()
+            plan.ends = [bisect_left(group.rows, row) for row in ended]
             self._leave(ended)
         if not group.whole:
             self._group = None

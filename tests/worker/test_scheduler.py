@@ -198,7 +198,7 @@ def _in_a_burst(burst: int, rows: int = 100, **numbers: int) -> str:
     loop = Loop(served, late=lambda: 2)
     for id in range(1, 9):
         scheduler.submit(_request(id, 4, 60))
-    while scheduler.ledger.decoding < 8:
+    while min((len(request.outputs) for request in scheduler.running), default=0) < 10 or scheduler.waiting:
         loop.iterate()
     scheduler.admission = Admission(burst_share=4, **numbers)
     for id in range(9, 9 + burst):
@@ -220,6 +220,7 @@ def test_decode_waits_for_the_prefill_of_a_burst():
     walks = _in_a_burst(40, burst_steps=3)
     assert "p" * 3 in walks
     assert "p" * 4 not in walks
+    assert "pdpdpd" in walks
     walks = _in_a_burst(3)  # no step full
     assert "pp" not in walks[:20]
     walks = _in_a_burst(40, rows=9)  # one could begin, the others have to wait for a row
