@@ -40,6 +40,7 @@ class Ledger:
         self.features = np.zeros(rows, np.int32)  #: bits of ``sampling.params.Feature``
         self.packed = token_rows(np.zeros(rows, np.uint64))  #: TOKENS rows with the request's id
         self.decoding = 0  #: rows that decode
+        self.asking = 0  #: rows with features
         self._mirror = mirror
         self._held = [0] * rows  #: what holds each row beside steps of every row that decodes
         self._joined = [0] * rows  #: the clock when it began to decode,
@@ -132,6 +133,7 @@ class Ledger:
         self.requests[row] = request
         self.limit[row] = request.max_tokens
         self.features[row] = request.params.features
+        self.asking += request.params.features != 0
         self.outputs[row] = request.outputs
         self.scores[row] = request.scores
         self.packed["request"][row] = request.id
@@ -146,6 +148,7 @@ class Ledger:
         assert request is not None
         assert not self.holds(row)
         self.requests[row] = self.outputs[row] = self.scores[row] = None
+        self.asking -= request.params.features != 0
         stops = request.params.stop_ids
         self._stops[stops] -= 1
         if not self._stops[stops]:

@@ -22,7 +22,7 @@ from denizen.worker.resident.row_images import Appended, pages_of, rewrite_row, 
 from denizen.worker.resident.tables import PAGES, kv_table
 from denizen.worker.resident.writes import RowWrites
 from denizen.worker.sampling.params import Feature
-from denizen.worker.sampling.sampler import SamplePlan
+from denizen.worker.sampling.sampler import PLAIN, SamplePlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -305,6 +305,9 @@ class Planner:
         )
 
     def _sample(self, group: Group) -> SamplePlan:
+        if not group.ledger.asking:
+            return PLAIN
+
         def rows() -> list[tuple[SamplingParams, int]]:
             indices = (group.outputs_at + self.mirror.clock).tolist()
             return [(request.params, index) for request, index in zip(group.requests, indices, strict=True)]
