@@ -248,8 +248,7 @@ class Scheduler:
             ends = {plan.sampling[index] for index in plan.ends}
             ready = [r.row for r in plan.sampling if r.phase is Phase.RUNNING and r not in ends]
             if ready:
-                self.ledger.join(ready)
-                self._group = None
+                self._join(ready)
         self._free_leaving()
 
     def _free_leaving(self) -> None:
@@ -269,6 +268,10 @@ class Scheduler:
         """Ends :meth:`keep`."""
         self.ledger.let_go(row)
         self._free_leaving()
+
+    def _join(self, rows: list[int]) -> None:
+        self.ledger.join(rows)
+        self._group = None
 
     def _leave(self, rows: list[int]) -> None:
         self.ledger.leave(rows)

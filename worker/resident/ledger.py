@@ -57,9 +57,10 @@ class Ledger:
         return self._mirror.decodes
 
     def join(self, rows: Sequence[int]) -> None:
-        """``rows`` decode from now on."""
+        """``rows``, which no decode step holds, decode from now on."""
         self.decoding += len(rows)
         for row in rows:
+            assert self._left[row] <= max(self._joined[row], self._completed)
             outputs = self._mirror.join(row)
             self._joined[row] = self._mirror.clock
             self._await_end(row, self.limit.item(row) - outputs)
