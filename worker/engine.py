@@ -134,8 +134,6 @@ class Engine:
         full = False
         queued = 0
         for lanes in self._lanes.values():
-            if lanes.served.scheduler.bursts:
-                queued += self._queue_prefill(lanes)
             queued += self._queue_decode(lanes)
             queued += self._queue_prefill(lanes)
             full = full or lanes.under_way["decode"] >= self._depth
@@ -156,8 +154,6 @@ class Engine:
 
     def _queue_decode(self, lanes: _Lanes) -> bool:
         if lanes.under_way["decode"] >= self._depth:
-            return False
-        if lanes.under_way["prefill"] and lanes.served.scheduler.bursts:
             return False
         prepared, lanes.prepared = lanes.prepared, None
         return self._queue(lanes, lanes.served.scheduler.plan_decode(prepared))

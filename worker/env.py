@@ -38,11 +38,6 @@ def phases_folder() -> Path | None:
     return folder
 
 
-def admission() -> str:
-    """``DENIZEN_ADMISSION``: numbers of ``admission.py`` for a trial, ``NAME=NUMBER,…``."""
-    return os.environ.get("DENIZEN_ADMISSION", "")
-
-
 def for_child(**changes: str) -> dict[str, str]:
     """The environment of a child process, with ``changes``."""
     return {**os.environ, **changes}

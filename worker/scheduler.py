@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -65,7 +64,6 @@ class Scheduler:
         self.running: list[Request] = []  #: by arrival
         self.admission = admission or Admission()
         self._gathered = 0  #: iterations for which the first waiting request has been kept back
-        self._waited = 0  #: prefill steps that decode may have waited for, less the decode steps since
         self.preemptions = 0
         self.ledger = Ledger(rows.slots, mirror)
         self._group: Group | None = None  #: every row that decodes; None: to be formed again
@@ -195,40 +193,17 @@ class Scheduler:
         self._gathered += 1
         return True
 
-    @property
-    def bursts(self) -> bool:
-        """Whether decode shall wait for the prefill steps that are under way (``admission.py``)."""
-        policy = self.admission
-        if not self.waiting or not policy.burst_share:
-            return False
-        could_begin = min(len(self.waiting), self.rows.free)
-        if could_begin * policy.burst_share < self.ledger.decoding:
-            return False
-        if self._waited >= policy.burst_steps:
-            return False
-        tokens = 0
-        for count, request in enumerate(islice(self.waiting, could_begin), 1):
-            if request.length > self.prefill_chunk:
-                return False
-            tokens += request.length
-            if tokens >= self.prefill_chunk or count >= self.prefill_rows[-1]:
-                return True
-        return False
-
     def commit(self, plan: StepPlan) -> None:
         """The step is about to be queued on the device."""
         self.planner.commit(plan)
         self.ledger.committed(plan)
         group = plan.group
         if group is None:
-            if self.ledger.decoding:
-                self._waited = min(self._waited + 1, self.admission.burst_steps)
             for request, count in zip(plan.requests, plan.advance.counts.tolist(), strict=True):
                 request.computed += count
                 self._unfinished -= request.computed == request.prefill
             self._find_ends(plan)
             return
-        self._waited = max(self._waited - 1, 0)
         ended = self.ledger.ended() if group.whole else self.ledger.ended_of(group.rows)
         if ended:  # known before the token is: they decode no more
             plan.ends = [bisect_left(group.rows, row) for row in ended]

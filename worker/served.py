@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from denizen.worker import env
 from denizen.worker.admission import ON_GPU, Admission
 from denizen.worker.attention import flashinfer_attention, paged_attention
 from denizen.worker.capacity import Capacity
@@ -132,9 +131,7 @@ class ServedModel:
         policy = Admission()
         if device.type == "cuda":
             at_once = prefill_rows(model, max_rows)
-            policy = ON_GPU.changed(env.admission())
-            if hears(model):  # a step of windows is long
-                policy = replace(policy, burst_share=0)
+            policy = ON_GPU
             runner = GraphRunner(
                 model,
                 tables,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
-from denizen.worker.admission import ON_GPU, Admission
-from denizen.worker.errors import CapacityError, ConfigError, RequestError
+from denizen.worker.admission import Admission
+from denizen.worker.errors import CapacityError, RequestError
 from denizen.worker.memory import zeros
 from denizen.worker.pools.kv import KvPool
 from denizen.worker.pools.state import SlotPool
@@ -48,8 +48,8 @@ class Loop:
 
     def iterate(self) -> bool:
         """One iteration; False if there was nothing to do."""
-        queued = self.scheduler.bursts and self.queue_prefill()
-        plan = None if self.prefills and self.scheduler.bursts else self.scheduler.plan_decode()
+        queued = False
+        plan = self.scheduler.plan_decode()
         if plan is not None:
             self.scheduler.commit(plan)
             self.decodes.append(plan)
@@ -188,72 +188,6 @@ def test_short_prompts_wait_for_each_other_where_many_rows_run():
     assert iterations_until_admitted() == 1  # few rows run
     loop.run()
     assert_empty(served)
-
-
-def _in_a_burst(burst: int, rows: int = 100, **numbers: int) -> str:
-    """A loop with 8 rows that decode when ``burst`` prompts of 4 tokens come at once; the walks of its steps from then
-    on, ``p`` and ``d``. A prefill step has room for 4 of them."""
-    served = serve_toy(max_rows=rows, kv_tokens=4096, prefill_chunk=16)
-    scheduler = served.scheduler
-    loop = Loop(served, late=lambda: 2)
-    for id in range(1, 9):
-        scheduler.submit(_request(id, 4, 60))
-    while min((len(request.outputs) for request in scheduler.running), default=0) < 10 or scheduler.waiting:
-        loop.iterate()
-    scheduler.admission = Admission(burst_share=4, **numbers)
-    for id in range(9, 9 + burst):
-        scheduler.submit(_request(id, 4, 60))
-    walks = []
-    committed = scheduler.commit
-    scheduler.commit = lambda plan: (walks.append(plan.walk[0]), committed(plan))
-    while scheduler.waiting and len(walks) < 100:
-        loop.iterate()
-    del scheduler.commit
-    loop.run()
-    assert_empty(served)
-    return "".join(walks)
-
-
-def test_decode_waits_for_the_prefill_of_a_burst():
-    walks = _in_a_burst(40)
-    assert "p" * 7 in walks  # of 10; the first is queued beside decode, and the last 4 prompts fill no step more
-    walks = _in_a_burst(40, burst_steps=3)
-    assert "p" * 3 in walks
-    assert "p" * 4 not in walks
-    assert "pdpdpd" in walks
-    walks = _in_a_burst(3)  # no step full
-    assert "pp" not in walks[:20]
-    walks = _in_a_burst(40, rows=9)  # one could begin, the others have to wait for a row
-    assert "pp" not in walks[:20]
-
-
-def test_decode_waits_for_no_long_prompt_and_for_no_few():
-    served = serve_toy(max_rows=40, kv_tokens=4096, prefill_chunk=16)
-    scheduler = served.scheduler
-    scheduler.admission = Admission(burst_share=4)
-    loop = Loop(served)
-    for id in range(1, 25):
-        scheduler.submit(_request(id, 4, 200))
-    while scheduler.ledger.decoding < 24:
-        loop.iterate()
-    for id in range(25, 30):
-        scheduler.submit(_request(id, 4))
-    assert not scheduler.bursts  # 5 for 24 rows
-    scheduler.submit(_request(30, 4))
-    assert scheduler.bursts
-    scheduler.waiting[2].prompt = np.full(17, 3, np.int32)
-    assert not scheduler.bursts
-    loop.run()
-    assert_empty(served)
-
-
-def test_the_numbers_of_admission_can_be_changed_by_name():
-    changed = ON_GPU.changed("gather_rows=16,burst_share=0")
-    assert (changed.gather_rows, changed.burst_share, changed.gather_steps) == (16, 0, ON_GPU.gather_steps)
-    assert ON_GPU.changed("") == ON_GPU
-    for text in ("rows=3", "gather_rows", "gather_rows=many", "gather_rows=0", "gather_rows=-1"):
-        with pytest.raises(ConfigError, match=f"DENIZEN_ADMISSION: '{text}' .* gather_rows"):
-            ON_GPU.changed(text)
 
 
 def test_the_youngest_is_preempted_and_returns_before_younger_waiting_ones():

@@ -7,7 +7,6 @@ import random
 
 import numpy as np
 import pytest
-from denizen.worker.admission import Admission
 from denizen.worker.protocol import Done, Error
 from denizen.worker.request import Phase, Request
 from denizen.worker.resident.planner import PlanMode
@@ -101,30 +100,6 @@ def test_a_row_joins_after_its_prefill_was_handled_and_at_once():
     prefill, *steps = [(i, plan) for i, plan in enumerate(streams.launched) if any(r.id == 2 for r in plan.requests)]
     assert prefill[1].walk == "prefill"
     assert [plan.walk for _, plan in steps] == ["decode"] * 4  # the first token was the prefill's
-    assert_empty(served)
-
-
-def test_in_a_burst_no_decode_step_is_queued_beside_prefill():
-    served = serve_toy(max_rows=32, kv_tokens=2048)
-    streams, scheduler = on_streams(served), served.scheduler
-    scheduler.admission = Admission(burst_share=100)
-    launch, beside, alone = streams.launch, [], []
-
-    def watch(plan):
-        if scheduler.bursts:
-            (beside if plan.walk == "decode" and streams.queues["prefill"] else alone).append(plan)
-        return launch(plan)
-
-    streams.launch = watch
-    with Peer([served]) as peer:
-        peer.submit(1, PROMPTS[0], 400)
-        peer.until(lambda: len(peer.outcomes[1].rows) > 3)
-        for id in range(2, 26):  # two steps are queued, and run only when somebody waits for them: the rest gathers
-            peer.submit(id, [id, 5, 6, 7], 40)  # none ends meanwhile
-        peer.finish(*range(2, 26))
-        peer.abort(1)
-    assert alone
-    assert not beside
     assert_empty(served)
 
 
