@@ -1,0 +1,137 @@
+"""Word times beside those of OpenAI's implementation: what its program gave, and its rules on transformers' attention."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from denizen.bench.quality import normalize
+
+from tests.models import real_whisper
+
+from .hearing import Reference, verbose
+from .sounds import RATE, join
+
+if TYPE_CHECKING:
+    from tests.models.real_whisper import Clip
+
+    from .running import Running
+
+WORD_TIME = 0.2
+"""Seconds that a word's start or end may be away from the reference's."""
+ORIGINAL: dict[str, Any] = json.loads((Path(__file__).parents[1] / "golden/words/openai-whisper.json").read_text())
+"""What openai-whisper 20250625 wrote with the same weights (`tests/golden/words/README.md`)."""
+Spoken = list[tuple[str, float, float]]
+
+
+def sound(clips: list[Clip], name: str) -> np.ndarray:
+    """A clip by its number, or a join of all by its seconds."""
+    if name.startswith("join"):
+        samples, _ = join([clip.pcm for clip in clips], int(name.removeprefix("join")))
+        return samples.astype(np.float32)
+    return clips[int(name)].pcm
+
+
+def bare(spoken: Spoken) -> list[str]:
+    return [normalize(word, "en") for word, *_ in spoken]
+
+
+def far(ours: Spoken, theirs: Spoken, what: str) -> np.ndarray:
+    """How far starts and ends are from theirs: ``[words, 2]``, seconds."""
+    assert bare(ours) == bare(theirs)
+    away = np.array([[a[1] - b[1], a[2] - b[2]] for a, b in zip(ours, theirs, strict=True)])
+    print(f"{what}: {len(away)} words, starts within {abs(away[:, 0]).max():.3f} s, ends {abs(away[:, 1]).max():.3f} s")
+    worst = abs(away).max(1).argmax()
+    assert abs(away).max() <= WORD_TIME, (ours[worst], theirs[worst])
+    return away
+
+
+def words(answer: dict[str, Any]) -> Spoken:
+    return [(word["word"], word["start"], word["end"]) for word in answer["words"]]
+
+
+@pytest.fixture(scope="module")
+def hear(ears: Running, base_ears: Running, clips: list[Clip]) -> Any:
+    """``hear(model, sound)``: what Denizen makes of it; each is heard once."""
+    made: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def get(model: str, name: str) -> dict[str, Any]:
+        if (model, name) not in made:
+            server, language = {"tiny.en": (ears, {}), "base": (base_ears, {"language": "en"})}[model]
+            made[model, name] = verbose(server, sound(clips, name), "word", "segment", **language)
+        return made[model, name]
+
+    return get
+
+
+@pytest.mark.parametrize("case", sorted(ORIGINAL))
+def test_words_are_those_of_the_original_program(hear: Any, case: str) -> None:
+    """It pads a window's features and not its samples, and may hear a word another way: the sound is left out then."""
+    theirs: Spoken = [(word, start, end) for word, start, end in ORIGINAL[case]]
+    ours = words(hear(*case.split("/")))
+    if bare(ours) != bare(theirs):
+        assert case == "tiny.en/2", "one text of all differs, by a hyphen"
+        return
+    far(ours, theirs, case)
+
+
+@pytest.mark.parametrize("model", ["tiny.en", "base"])
+def test_words_follow_the_originals_rules_on_transformers_attention(
+    hear: Any, clips: list[Clip], model: str, request: pytest.FixtureRequest
+) -> None:
+    import torch
+
+    from tests.models import word_times
+
+    folder = request.getfixturevalue({"tiny.en": "tiny_ears_model", "base": "base_ears_model"}[model])
+    reference = Reference(folder)
+    generation = reference.model.generation_config
+    head = [
+        generation.decoder_start_token_id,
+        *real_whisper.LANGUAGE_AND_TASK[model],
+        generation.no_timestamps_token_id,
+    ]
+    total = np.empty((0, 2))
+    for name in ("0", "1", "2", "3", "4", "join25"):
+        answer, pcm = hear(model, name), sound(clips, name)
+        assert {segment["seek"] for segment in answer["segments"]} == {0}, "one window"
+        texts = [[token for token in s["tokens"] if token < generation.eos_token_id] for s in answer["segments"]]
+        with torch.inference_mode():
+            encoded = reference.model.model.encoder(reference.features(pcm)).last_hidden_state
+        flat = [token for text in texts for token in text]
+        times = word_times.token_times(reference.model, encoded, len(pcm), head, flat)
+        merged, median = word_times.spoken(reference.tokenizer, flat, times)
+        last_end, mine = 0.0, words(answer)
+        for segment, text in zip(answer["segments"], texts, strict=True):
+            theirs, left = [], len(text)
+            while left > 0:
+                theirs.append(merged.pop(0))
+                left -= theirs[-1].tokens
+            stamps = [token for token in segment["tokens"] if token > generation.no_timestamps_token_id]
+            start, end = ((stamp - generation.no_timestamps_token_id - 1) * 0.02 for stamp in (stamps[0], stamps[-1]))
+            word_times.settled(theirs, median, (start, end), last_end)
+            last_end = theirs[-1].end
+            spoken = [(word.text, word.start, word.end) for word in theirs]
+            total = np.vstack([total, far(mine[: len(spoken)], spoken, f"{model}/{name}")])
+            del mine[: len(spoken)]
+        assert not mine
+    assert len(total) > 120
+    # Steps of attention are 0.02 s long; all but a few fall on the same one.
+    assert (abs(total).max(1) <= 0.021).mean() > 0.95
+
+
+def test_words_end_before_their_punctuation(hear: Any, clips: list[Clip], tiny_ears_model: Path) -> None:
+    """What differs from transformers: there a word lasts as long as the mark behind it."""
+    theirs = Reference(tiny_ears_model).words(clips[0].pcm)
+    ours = words(hear("tiny.en", "0"))
+    assert bare(ours) == bare(theirs)
+    for (word, start, end), (_, other_start, other_end) in zip(ours, theirs, strict=True):
+        assert abs(start - other_start) <= WORD_TIME
+        if word[-1] in ",.;:?!":
+            assert end <= other_end + 0.021
+        else:
+            assert abs(end - other_end) <= WORD_TIME, word
+    assert len(clips[0].pcm) / RATE >= ours[-1][2]
