@@ -1,4 +1,4 @@
-"""Word times beside those of OpenAI's implementation: what its program gave, and its rules on transformers' attention."""
+"""Word times beside those of OpenAI's implementation: its program's, and its rules on transformers' attention."""
 
 from __future__ import annotations
 
@@ -135,3 +135,10 @@ def test_words_end_before_their_punctuation(hear: Any, clips: list[Clip], tiny_e
         else:
             assert abs(end - other_end) <= WORD_TIME, word
     assert len(clips[0].pcm) / RATE >= ours[-1][2]
+
+
+def test_both_granularities_agree(hear: Any) -> None:
+    answer = hear("tiny.en", "0")
+    for word in answer["words"]:
+        middle = (word["start"] + word["end"]) / 2
+        assert any(part["start"] - WORD_TIME <= middle <= part["end"] + WORD_TIME for part in answer["segments"])

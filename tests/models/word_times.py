@@ -1,4 +1,4 @@
-"""Word times as OpenAI's implementation takes them from a decoder's attention, over the attention that transformers computes.
+"""Word times as OpenAI's implementation takes them from a decoder's attention, here from what transformers computes.
 
 Written from what ``find_alignment``, ``merge_punctuations`` and ``add_word_timestamps`` of its ``timing.py`` do, with
 transformers' filter, path and splitting of words, and nothing of Denizen's: a second way to the same times.
@@ -7,6 +7,7 @@ transformers' filter, path and splitting of words, and nothing of Denizen's: a s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,7 +60,7 @@ def spoken(tokenizer: Any, text: Sequence[int], times: Sequence[float]) -> tuple
         at += len(ids)
     lengths = [word.end - word.start for word in words if word.end != word.start]
     median = min(0.7, float(np.median(lengths))) if lengths else 0.0
-    for before, word in zip(words, words[1:], strict=False):
+    for before, word in pairwise(words):
         if word.end - word.start > 2 * median:
             if word.text in ENDS:
                 word.end = word.start + 2 * median
