@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from denizen.bench.quality import normalize
 
 from tests.models import real_whisper
 
@@ -35,17 +35,32 @@ def sound(clips: list[Clip], name: str) -> np.ndarray:
     return clips[int(name)].pcm
 
 
-def bare(spoken: Spoken) -> list[str]:
-    return [normalize(word, "en") for word, *_ in spoken]
+def texts(spoken: Spoken) -> list[str]:
+    return [word.strip() for word, *_ in spoken]
 
 
 def far(ours: Spoken, theirs: Spoken, what: str) -> np.ndarray:
-    """How far starts and ends are from theirs: ``[words, 2]``, seconds."""
-    assert bare(ours) == bare(theirs)
-    away = np.array([[a[1] - b[1], a[2] - b[2]] for a, b in zip(ours, theirs, strict=True)])
-    print(f"{what}: {len(away)} words, starts within {abs(away[:, 0]).max():.3f} s, ends {abs(away[:, 1]).max():.3f} s")
-    worst = abs(away).max(1).argmax()
-    assert abs(away).max() <= WORD_TIME, (ours[worst], theirs[worst])
+    """How far starts and ends are from theirs: ``[words, 2]``, seconds.
+
+    NaN where the word, or its neighbour on that side, was heard another way: the text then has other tokens there.
+    """
+    pairs = {
+        (block.a + at, block.b + at)
+        for block in SequenceMatcher(None, texts(ours), texts(theirs), autojunk=False).get_matching_blocks()
+        for at in range(block.size)
+    } | {(-1, -1), (len(ours), len(theirs))}
+    away = np.full((len(ours), 2), np.nan)
+    for mine, other in pairs:
+        if 0 <= mine < len(ours):
+            for side, step in ((0, -1), (1, 1)):
+                if (mine + step, other + step) in pairs:
+                    away[mine, side] = ours[mine][1 + side] - theirs[other][1 + side]
+    worst = np.nanmax(abs(away), axis=0)
+    compared = np.isfinite(away).mean()
+    print(f"{what}: {len(ours)} words, {compared:.0%} of times; starts within {worst[0]:.3f} s, ends {worst[1]:.3f} s")
+    late = [(ours[index], theirs) for index in np.flatnonzero((abs(away) > WORD_TIME).any(1))]
+    assert not late, late
+    assert compared >= 0.7
     return away
 
 
@@ -69,13 +84,10 @@ def hear(ears: Running, base_ears: Running, clips: list[Clip]) -> Any:
 
 @pytest.mark.parametrize("case", sorted(ORIGINAL))
 def test_words_are_those_of_the_original_program(hear: Any, case: str) -> None:
-    """It pads a window's features and not its samples, and may hear a word another way: the sound is left out then."""
-    theirs: Spoken = [(word, start, end) for word, start, end in ORIGINAL[case]]
-    ours = words(hear(*case.split("/")))
-    if bare(ours) != bare(theirs):
-        assert case == "tiny.en/2", "one text of all differs, by a hyphen"
-        return
-    far(ours, theirs, case)
+    """It pads a window's features and not its samples: a word or a comma may be heard another way."""
+    away = far(words(hear(*case.split("/"))), [(word, start, end) for word, start, end in ORIGINAL[case]], case)
+    # A step of attention is 0.02 s long.
+    assert (abs(away[np.isfinite(away)]) <= 0.041).mean() >= 0.95
 
 
 @pytest.mark.parametrize("model", ["tiny.en", "base"])
@@ -98,14 +110,14 @@ def test_words_follow_the_originals_rules_on_transformers_attention(
     for name in ("0", "1", "2", "3", "4", "join25"):
         answer, pcm = hear(model, name), sound(clips, name)
         assert {segment["seek"] for segment in answer["segments"]} == {0}, "one window"
-        texts = [[token for token in s["tokens"] if token < generation.eos_token_id] for s in answer["segments"]]
+        tokens = [[token for token in s["tokens"] if token < generation.eos_token_id] for s in answer["segments"]]
         with torch.inference_mode():
             encoded = reference.model.model.encoder(reference.features(pcm)).last_hidden_state
-        flat = [token for text in texts for token in text]
+        flat = [token for text in tokens for token in text]
         times = word_times.token_times(reference.model, encoded, len(pcm), head, flat)
         merged, median = word_times.spoken(reference.tokenizer, flat, times)
         last_end, mine = 0.0, words(answer)
-        for segment, text in zip(answer["segments"], texts, strict=True):
+        for segment, text in zip(answer["segments"], tokens, strict=True):
             theirs, left = [], len(text)
             while left > 0:
                 theirs.append(merged.pop(0))
@@ -115,6 +127,7 @@ def test_words_follow_the_originals_rules_on_transformers_attention(
             word_times.settled(theirs, median, (start, end), last_end)
             last_end = theirs[-1].end
             spoken = [(word.text, word.start, word.end) for word in theirs]
+            assert texts(mine[: len(spoken)]) == texts(spoken)
             total = np.vstack([total, far(mine[: len(spoken)], spoken, f"{model}/{name}")])
             del mine[: len(spoken)]
         assert not mine
@@ -127,7 +140,7 @@ def test_words_end_before_their_punctuation(hear: Any, clips: list[Clip], tiny_e
     """What differs from transformers: there a word lasts as long as the mark behind it."""
     theirs = Reference(tiny_ears_model).words(clips[0].pcm)
     ours = words(hear("tiny.en", "0"))
-    assert bare(ours) == bare(theirs)
+    assert texts(ours) == texts(theirs)
     for (word, start, end), (_, other_start, other_end) in zip(ours, theirs, strict=True):
         assert abs(start - other_start) <= WORD_TIME
         if word[-1] in ",.;:?!":

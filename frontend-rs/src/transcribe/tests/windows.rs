@@ -217,11 +217,9 @@ fn tokens_are_scored_where_that_is_asked_for() {
         );
         heard.tokens.splice(0..0, [DE, TRANSCRIBE]);
         // Less by one a token, from the language on.
-        let scores = (0..heard.tokens.len()).map(|index| -(index as f32));
-        heard.logprobs = attempt
-            .logprobs
-            .then(|| scores.collect())
-            .unwrap_or_default();
+        if attempt.logprobs {
+            heard.logprobs = (0..heard.tokens.len()).map(|i| -(i as f32)).collect();
+        }
         heard
     };
     assert_eq!(run(&settings, &all(5.0), script).transcript.logprobs, None);
