@@ -133,7 +133,7 @@ def test_log_probabilities_through_the_sdk(ears: Running, clips: list[Clip]) -> 
     scored = answer.logprobs
     assert scored
     assert "".join(token.token for token in scored).strip() == answer.text
-    assert all(bytes(token.bytes).decode() == token.token for token in scored)
+    assert all(bytes(map(int, token.bytes)).decode() == token.token for token in scored)
     values = [token.logprob for token in scored]
     assert all(value <= 0 for value in values)
     (segment,) = verbose(ears, clips[0].pcm)["segments"]
