@@ -126,7 +126,7 @@ def test_events_carry_the_file_and_the_usage(speaking: Running) -> None:
         content = b"".join(base64.b64decode(event["audio"]) for event in events[:-1])
         assert content == ask(speaking, response_format=format).content
         usage = {"input_tokens": len(TEXT), "output_tokens": len(TEXT), "total_tokens": 2 * len(TEXT)}
-        assert events[-1] == {"type": "speech.audio.done", "usage": usage}
+        assert events[-1] == {"type": "speech.audio.done", "finish_reason": "stop", "usage": usage}
 
 
 def test_the_official_client_speaks(speaking: Running, tmp_path: Path) -> None:
@@ -229,6 +229,23 @@ def test_max_tokens_ends_the_audio(stub: Stub) -> None:
     assert 'denizen_requests_total{model="bytes",outcome="length"} 1' in server.http.get("/metrics").text
 
 
+def test_speech_that_does_not_end_within_the_context_is_an_error(stub: Stub) -> None:
+    """Audio that is cut off without notice would pass for the whole."""
+    server = stub(speech={})
+    text = "x" * 4000  # leaves 96 frames
+    response = ask(server, text, stream=False)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == ("input", "speech_cut_off")
+    content, broken = break_off(server, input=text, stream_format="sse")
+    assert broken is None
+    assert last_event(content)["error"]["code"] == "speech_cut_off"
+    _, broken = break_off(server, input=text)
+    assert isinstance(broken, httpx.RemoteProtocolError)
+    content, _ = break_off(server, input=text, stream_format="sse", max_tokens=96)
+    assert last_event(content)["finish_reason"] == "length"
+
+
 def test_another_rate(stub: Stub) -> None:
     server = stub(speech={"sample_rate": 16_000, "voices": ["only"]})
     response = ask(server, response_format="pcm")
@@ -243,8 +260,8 @@ def test_many_at_once_keep_their_audio_apart(speaking: Running) -> None:
     assert all(same(levels(answer), expected(text)) for answer, text in zip(answers, texts, strict=True))
 
 
-LONG = "a long text " * 300
-"""3,600 frames, 288 s: with 5 ms a step it takes 18 s at least."""
+LONG = "a long text " * 150
+"""1,800 frames, 144 s: with 5 ms a step it takes 9 s at least."""
 
 
 def test_audio_comes_while_it_is_made(stub: Stub) -> None:

@@ -35,6 +35,8 @@ pub struct Job {
     pub rate: u32,
     pub format: Format,
     pub delivery: Delivery,
+    /// The client chose its `max_tokens`.
+    pub bounded: bool,
 }
 
 /// Takes CPU time where the input is long.
@@ -68,6 +70,7 @@ pub fn prepare(app: &App, body: Bytes) -> Result<Job, ApiError> {
         rate: speaker.sample_rate,
         format,
         delivery,
+        bounded: asked.is_some(),
         generate: Generate {
             model: model.clone(),
             prompt,

@@ -30,7 +30,7 @@ const SAMPLE_RATE: HeaderName = HeaderName::from_static("x-sample-rate");
 pub async fn speech(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let admission = run::admit(&app)?;
     let job = run::prepared(&app, &admission, request, job::prepare).await?;
-    let mut speaking = Speaking::start(&*app.backend, job.generate.clone())?;
+    let mut speaking = Speaking::start(&*app.backend, job.generate.clone(), job.bounded)?;
     let count = |error: &ApiError| app.counters.aborted(run::reason(error));
     let rate = HeaderValue::from(job.rate);
     let audio = HeaderValue::from_static(job.format.content_type());
@@ -64,7 +64,7 @@ async fn whole(job: &Job, speaking: &mut Speaking) -> Result<Vec<u8>, ApiError> 
     loop {
         match speaking.next().await? {
             Step::Audio(samples) => file.extend(encoder.push(&samples)),
-            Step::Done(_) => break,
+            Step::Done(..) => break,
         }
     }
     file.extend(encoder.finish());

@@ -9,7 +9,7 @@ use super::super::run::{self, Admission};
 use super::super::sse::{Sink, Unsendable};
 use super::super::App;
 use super::job::{Delivery, Job};
-use crate::route::Usage;
+use crate::route::{FinishReason, Usage};
 use crate::sound::Encoder;
 use crate::speak::{Speaking, Step};
 
@@ -31,7 +31,7 @@ pub async fn stream(
     let result = loop {
         match step {
             Step::Audio(samples) => send(sink, job.delivery, encoder.push(&samples)),
-            Step::Done(usage) => break Ok(usage),
+            Step::Done(reason, usage) => break Ok((reason, usage)),
         }
         if let Err(unsendable) = sink.room().await {
             return give_up(app, job, sink, unsendable);
@@ -50,10 +50,10 @@ pub async fn stream(
     // The row is free before the client has read the rest.
     drop(speaking);
     match result {
-        Ok(usage) => {
+        Ok((reason, usage)) => {
             send(sink, job.delivery, encoder.finish());
             if job.delivery == Delivery::Events {
-                sink.send(&done(usage).to_string());
+                sink.send(&done(reason, usage).to_string());
             }
             sink.complete();
         }
@@ -79,9 +79,11 @@ fn send(sink: &Sink, delivery: Delivery, bytes: Vec<u8>) {
     }
 }
 
-fn done(usage: Usage) -> serde_json::Value {
+fn done(reason: FinishReason, usage: Usage) -> serde_json::Value {
+    let cut = reason == FinishReason::Length;
     json!({
         "type": "speech.audio.done",
+        "finish_reason": if cut { "length" } else { "stop" },
         "usage": {
             "input_tokens": usage.prompt,
             "output_tokens": usage.completion,
