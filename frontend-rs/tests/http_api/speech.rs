@@ -144,7 +144,6 @@ async fn a_raw_stream_that_nobody_reads_breaks_off() {
     let socket = send(server.address, SPEECH, &pcm).await;
     eventually("it runs", || backend.live() == 1).await;
     eventually("it is dropped", || backend.live() == 0).await;
-    assert_eq!(backend.aborted(), 1);
     let metrics = server.get("/metrics").await;
     let count = "denizen_http_aborted_total{reason=\"slow_client\"} 1";
     assert!(metrics.text().contains(count), "{}", metrics.text());
