@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from denizen.bench import clips, environment, synthetic
 from denizen.bench.api import choose_model
 from denizen.bench.asr_client import AsrTarget, Job
-from denizen.bench.asr_report import transcript_table
 from denizen.bench.levels import collect, run_levels
 from denizen.bench.options import (
     add_load_options,
@@ -29,7 +28,7 @@ from denizen.bench.options import (
     shown,
 )
 from denizen.bench.quality import assess
-from denizen.bench.schema import Report, Transcript, TranscriptSummary, write_records
+from denizen.bench.schema import Report, Transcript, TranscriptSummary
 from denizen.bench.stats import distribution
 from denizen.bench.synthetic import Lengths
 
@@ -123,9 +122,7 @@ def run(options: argparse.Namespace) -> int:
     report = Report("asr", environment.describe(), shown(options))
     with tempfile.TemporaryDirectory(prefix="denizen-bench-") as scratch:
         records = _measure(options, report, Path(scratch))
-    if options.records:
-        write_records(options.records, records)
-    return finish(report, options, transcript_table(report.results))
+    return finish(report, options, records=records)
 
 
 def _measure(options: argparse.Namespace, report: Report, scratch: Path) -> list[Transcript]:

@@ -22,8 +22,7 @@ from denizen.bench.options import (
     progress,
     shown,
 )
-from denizen.bench.report import load_table
-from denizen.bench.schema import FullLoad, Report, write_records
+from denizen.bench.schema import FullLoad, Report
 from denizen.bench.summary import check, summarize
 from denizen.bench.workload import Workload, read_prompts
 
@@ -67,9 +66,7 @@ def run(options: argparse.Namespace) -> int:
     check_passes(options)
     report = Report("text", environment.describe(), shown(options))
     records = _measure(options, report)
-    if options.records:
-        write_records(options.records, records)
-    return finish(report, options, load_table(report.results))
+    return finish(report, options, records=records)
 
 
 def _measure(options: argparse.Namespace, report: Report) -> list[Record]:
