@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from denizen.bench.report.quantities import MISSING, cell, number, quantity
-from denizen.bench.report.sections import sections, throughput
+from denizen.bench.report.sections import metrics, sections, throughput
 from denizen.bench.report.tables import Table
 
 if TYPE_CHECKING:
@@ -24,18 +24,14 @@ def to_markdown(result: Result) -> str:
 def _levels(result: Result) -> Table:
     rates = throughput([(result, level) for level in result.levels], several=False)
     keep = [0, *(i for i, name in enumerate(rates.header) if name in ("ok", "failed") or name.endswith("/s"))]
-    metrics = [
-        name
-        for name in dict.fromkeys(key for level in result.levels for key in level.distributions())
-        if name not in ("lag", "loop_lag")
-    ]
+    answers = metrics(result.levels)
     header = ["", "valid", *(rates.header[i] for i in keep)]
-    header += [f"{quantity(name, sampled=True).heading} {' / '.join(_PERCENTILES)}" for name in metrics]
+    header += [f"{quantity(name, sampled=True).heading} {' / '.join(_PERCENTILES)}" for name in answers]
     body = []
     for level, row in zip(result.levels, rates.rows, strict=True):
         cells = [result.options.get("model") or result.label, "yes" if result.valid else "**INVALID**"]
         cells += [row[i] for i in keep]
-        cells += [_percentiles(name, level.summary.get(name)) for name in metrics]
+        cells += [_percentiles(name, level.summary.get(name)) for name in answers]
         body.append(cells)
     return Table(header, body)
 

@@ -77,16 +77,17 @@ def throughput(rows: Sequence[tuple[Result, Level]], several: bool) -> Table:
     )
 
 
+def metrics(levels: Sequence[Level]) -> list[str]:
+    """The distributions of the answers that any level has, the whole request last; not those of the client itself."""
+    found = dict.fromkeys(name for level in levels for name in level.distributions() if name not in _LAGS)
+    return sorted(found, key=lambda name: name == "e2e")
+
+
 def latency(rows: Sequence[tuple[Result, Level]], several: bool) -> Table | None:
     """One row a metric and level."""
-    metrics = dict.fromkeys(
-        name for _, level in rows for name, value in level.summary.items() if is_distribution(value)
-    )
     # A metric without samples at one level stays in the table, beside the levels that have some.
     body = []
-    for metric in metrics:
-        if metric in _LAGS:
-            continue
+    for metric in metrics([level for _, level in rows]):
         shown = quantity(metric, sampled=True)
         for result, level in rows:
             if metric not in level.summary:

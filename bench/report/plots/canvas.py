@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import matplotlib
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -153,6 +153,8 @@ def style(index: int, theme: Theme) -> tuple[str, str, str]:
 def scale(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> None:
     """A log axis for values that span more than a factor of twenty, else a linear one, from zero if none is below."""
     axis: Axis = axes.xaxis if which == "x" else axes.yaxis
+    axes.margins(0.08)
+    axes.autoscale_view()
     positive = [value for value in values if value > 0]
     if positive and min(values) >= 0:
         if max(positive) > 20 * min(positive):
@@ -160,10 +162,13 @@ def scale(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> None
             decades = math.log10(max(positive) / min(positive))
             axis.set_major_locator(LogLocator(subs=(1.0,) if decades > 2.5 else (1.0, 2.0, 5.0)))
             axis.set_minor_locator(NullLocator())
-        elif which == "x":
+            axis.set_major_formatter(plain())
+            return
+        if which == "x":
             axes.set_xlim(left=0)
         else:
             axes.set_ylim(bottom=0)
+    axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     axis.set_major_formatter(plain())
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from denizen.bench.report.figures import VERDICTS, is_comparison
 from denizen.bench.report.plots.canvas import Plot, Theme, plain, style
 from denizen.bench.report.quantities import words
+from matplotlib.ticker import MaxNLocator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,6 +51,7 @@ def _plot(stem: str, result: Result, several: bool) -> Plot:
         axes.set_yticks(range(len(ticks)), ticks, fontsize=9)
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         axes.xaxis.set_major_formatter(plain())
         axes.set_xlabel("B against A, % (bar: ratio of medians, line: 95 % interval)")
         axes.margins(x=0.12)

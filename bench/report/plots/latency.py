@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from denizen.bench.report.plots.canvas import Plot, scale, style
 from denizen.bench.report.quantities import quantity
+from denizen.bench.report.sections import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from denizen.bench.report.result import Level, Result
     from matplotlib.axes import Axes
 
-#: Of the client, or the mean of what another one shows in full.
-_LEFT_OUT = ("lag", "loop_lag", "tpot")
 #: More lines than this cannot be told apart.
 MOST_SERIES = 24
 _KNOWN = (("min", 0), ("p50", 50), ("p90", 90), ("p95", 95), ("p99", 99), ("max", 100))
@@ -24,14 +23,13 @@ _KNOWN = (("min", 0), ("p50", 50), ("p90", 90), ("p95", 95), ("p99", 99), ("max"
 _POINTS = np.unique(np.concatenate([np.linspace(0, 100, 301), 100 - np.geomspace(0.001, 5, 60)]))
 
 
-def metrics(results: Sequence[Result]) -> list[str]:
-    """The distributions that levels have, in the order of their summaries."""
-    found = dict.fromkeys(name for result in results for level in result.levels for name in level.distributions())
-    return [name for name in found if name not in _LEFT_OUT]
+def drawn(results: Sequence[Result]) -> list[str]:
+    """The metrics that have plots. TPOT has none: it is the mean of what ITL shows in full."""
+    return [name for name in metrics([level for result in results for level in result.levels]) if name != "tpot"]
 
 
 def plots(results: Sequence[Result]) -> list[Plot]:
-    return [plot for metric in metrics(results) if (plot := _plot(results, metric)) is not None]
+    return [plot for metric in drawn(results) if (plot := _plot(results, metric)) is not None]
 
 
 def _plot(results: Sequence[Result], metric: str) -> Plot | None:
@@ -43,7 +41,8 @@ def _plot(results: Sequence[Result], metric: str) -> Plot | None:
     if not curves:
         return None
     # Events that came in one read have no time between them: a log axis would be all theirs.
-    lowest = min(level.distributions()[metric]["p50"] for _, level in lines) / 20
+    middle = [level.distributions()[metric]["p50"] for _, level in lines]
+    lowest = min((value for value in middle if value > 0), default=0.0) / 20
 
     def draw(axes: Axes, theme: Theme) -> None:
         values: list[float] = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from denizen.bench.report.plots.canvas import Plot, scale, style
-from denizen.bench.report.plots.latency import metrics
+from denizen.bench.report.plots.latency import drawn
 from denizen.bench.report.quantities import number, quantity
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class _Point:
 
 
 def plots(results: Sequence[Result]) -> list[Plot]:
-    found = [_p95(results, metric, mode) for mode in ("open", "closed") for metric in metrics(results)]
+    found = [_p95(results, metric, mode) for mode in ("open", "closed") for metric in drawn(results)]
     found += [_pareto(results, *names) for names in _PARETO]
     return [plot for plot in found if plot is not None]
 
@@ -117,7 +117,6 @@ def _chart(
             )  # fmt: skip
         scale(axes, "x", [p.x for p in points])
         scale(axes, "y", [p.y for p in points])
-        axes.margins(0.08)
         if label:
             _name(axes, points, theme)
         axes.set_xlabel(across)
@@ -129,7 +128,6 @@ def _chart(
 
 def _name(axes: Axes, points: Sequence[_Point], theme: Theme) -> None:
     """Writes each point's load beside it, but not over another one's."""
-    axes.autoscale_view()
     taken: list[tuple[float, float]] = []
     for p in points:
         x, y = axes.transAxes.inverted().transform(axes.transData.transform((p.x, p.y)))

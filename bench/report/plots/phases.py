@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from denizen.bench.report.figures import all_phases
 from denizen.bench.report.plots.canvas import Plot, plain, style
 from denizen.bench.report.quantities import words
+from matplotlib.ticker import MaxNLocator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +64,7 @@ def _plot(stem: str, title: str, groups: dict[str, Any], *, invalid: bool) -> Pl
         axes.set_yticks([row for row, _ in ticks], [label.replace(", ", "\n", 1) for _, label in ticks], fontsize=8)
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         axes.xaxis.set_major_formatter(plain())
         axes.set_xlabel("µs a step, mean")
         _once(axes)
