@@ -24,6 +24,8 @@ class Level:
     load: dict[str, Any]
     summary: dict[str, Any]
     failures: list[str]
+    stopped: str | None = None
+    """Why it ended early."""
 
     @property
     def name(self) -> str:
@@ -52,7 +54,8 @@ class Result:
 
     def __post_init__(self) -> None:
         self.levels = [
-            Level(entry["load"], entry["summary"], entry.get("failures") or []) for entry in self.raw["results"]
+            Level(entry["load"], entry["summary"], entry.get("failures") or [], entry.get("stopped"))
+            for entry in self.raw["results"]
         ]
 
     @property

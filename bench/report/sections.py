@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from denizen.bench.report.figures import figure_sections
-from denizen.bench.report.quantities import COLUMNS, MISSING, cell, is_distribution, is_scalar, quantity
+from denizen.bench.report.quantities import (
+    COLUMNS,
+    MISSING,
+    Quantity,
+    cell,
+    is_distribution,
+    is_scalar,
+    number,
+    quantity,
+)
 from denizen.bench.report.tables import Section, Table
 
 if TYPE_CHECKING:
@@ -23,6 +33,8 @@ _HIDDEN = {
     "full_load.output_tokens",
 }
 _LAGS = ("lag", "loop_lag")
+#: Shown where there are any.
+_RARE = ("unchecked", "cancelled", "slow", "slow_cut")
 #: At the end of a row, in this order: what matters least.
 _LAST = ("prompt_tokens", "output_tokens", "audio_seconds", "unchecked", "wall")
 
@@ -50,6 +62,8 @@ def load_sections(results: Sequence[Result]) -> list[Section]:
         found.append(Section("Latency and other distributions", [latencies]))
     if strain := client(rows, len(results) > 1):
         found.append(Section("Client", [strain], [CLIENT_NOTE]))
+    if objective := goodput(rows, len(results) > 1):
+        found.append(Section("Service level objective", [objective]))
     for name in dict.fromkeys(key for _, level in rows for key in level.summary):
         tables = nested(rows, name, len(results) > 1)
         if tables:
@@ -62,8 +76,7 @@ def throughput(rows: Sequence[tuple[Result, Level]], several: bool) -> Table:
     flat = [_scalars(level.summary) for _, level in rows]
     names = [name for name in dict.fromkeys(key for values in flat for key in values) if name not in _HIDDEN]
     names = [name for name in names if any(values.get(name) not in (None, "") for values in flat)]
-    if not any(values.get("unchecked") for values in flat):
-        names = [name for name in names if name != "unchecked"]
+    names = [name for name in names if name not in _RARE or any(values.get(name) for values in flat)]
     names.sort(key=lambda name: (_LAST.index(name) + 1 if name in _LAST else 0, not name.endswith("_per_s")))
     body = []
     for (result, level), values in zip(rows, flat, strict=True):
@@ -98,6 +111,35 @@ def latency(rows: Sequence[tuple[Result, Level]], several: bool) -> Table | None
     return Table(["", *_stub_header(several), *COLUMNS], body, 2 + several) if body else None
 
 
+def goodput(rows: Sequence[tuple[Result, Level]], several: bool) -> Table | None:
+    """One row a level that has an objective: what each bound came to, and how many requests kept them all."""
+    found = [(result, level, level.summary["goodput"]) for result, level in rows if level.summary.get("goodput")]
+    bounds = list(dict.fromkeys((name, limit) for _, _, value in found for name, limit in value["bounds"].items()))
+    body = []
+    for result, level, value in found:
+        kept = [
+            _bound(name).show(value["values"].get(name)) if value["bounds"].get(name) == limit else MISSING
+            for name, limit in bounds
+        ]
+        broken = [
+            *value["misses"],
+            *(["overloaded"] if level.stopped else []),
+            *(["failures"] if level.failures else []),
+        ]
+        verdict = f"broken: {', '.join(broken)}" if broken else "kept"
+        good = [number(100 * value["share"]), number(value["requests_per_s"])]
+        body.append([*_stub(result, level, several), *kept, *good, verdict])
+    header = [f"{_bound(name).heading} ≤ {_bound(name).show(limit)}" for name, limit in bounds]
+    return Table([*_stub_header(several), *header, "good %", "good req/s", "SLO"], body, 1 + several) if body else None
+
+
+def _bound(name: str) -> Quantity:
+    """Of `ttft_p99` and the like."""
+    metric, _, statistic = name.rpartition("_")
+    shown = quantity(metric, sampled=True)
+    return replace(shown, label=f"{shown.label} {statistic}")
+
+
 def client(rows: Sequence[tuple[Result, Level]], several: bool) -> Table | None:
     """One row a level: the client's own lateness and CPU use."""
     if not any(is_distribution(level.summary.get(name)) for _, level in rows for name in _LAGS):
@@ -119,7 +161,7 @@ def nested(rows: Sequence[tuple[Result, Level]], name: str, several: bool) -> li
     """Tables of what a summary keeps under `name`, if that is more than numbers of the load: quality, say."""
     found = [(result, level, level.summary.get(name)) for result, level in rows]
     objects = [(result, level, value) for result, level, value in found if isinstance(value, dict)]
-    if name == "full_load" or not objects or any(is_distribution(value) for _, _, value in objects):
+    if name in ("full_load", "goodput") or not objects or any(is_distribution(value) for _, _, value in objects):
         return []
     tables = []
     flat = [(result, level, _flatten(value)) for result, level, value in objects]
@@ -150,6 +192,7 @@ def notes(rows: Sequence[tuple[Result, Level]], several: bool) -> list[str]:
     for result, level in rows:
         name = ", ".join(_stub(result, level, several))
         lines += [f"{name}: failed: {failure}" for failure in level.failures]
+        lines += [f"{name}: {level.stopped}"] if level.stopped else []
     if unchecked := sum(level.summary.get("unchecked") or 0 for _, level in rows):
         lines.append(f"{unchecked} answers had no usage: their numbers of tokens are unchecked")
     return lines

@@ -43,26 +43,40 @@ class _Point:
 
 
 def plots(results: Sequence[Result]) -> list[Plot]:
-    found = [_p95(results, metric, mode) for mode in ("open", "closed") for metric in drawn(results)]
+    found = [_against_rate(results, metric, mode) for mode in ("open", "closed") for metric in drawn(results)]
     found += [_pareto(results, *names) for names in _PARETO]
     return [plot for plot in found if plot is not None]
 
 
-def _p95(results: Sequence[Result], metric: str, mode: str) -> Plot | None:
+def _against_rate(results: Sequence[Result], metric: str, mode: str) -> Plot | None:
+    """p95 over rate; of a metric with a bound the bound's own statistic, and the bound."""
     shown = quantity(metric, sampled=True)
+    statistic, limit = _bound(results, metric)
 
     def point(level: Level) -> _Point | None:
         found = level.distributions().get(metric)
         offered = level.load.get("rate") if mode == "open" else level.summary.get("requests_per_s")
-        if level.load.get("mode") != mode or not found or not offered:
+        if level.load.get("mode") != mode or not found or statistic not in found or not offered:
             return None
-        return _Point(offered, found["p95"] * shown.scale, _load(level), bool(level.failures))
+        return _Point(offered, found[statistic] * shown.scale, _load(level), bool(level.failures))
 
     across = "offered rate, requests/s (Poisson)" if mode == "open" else "rate reached, requests/s"
-    title = f"{shown.label} p95 against rate" + ("" if mode == "open" else ", closed loop")
-    name = f"rate-{metric.replace('_', '-')}-p95" + ("" if mode == "open" else "-closed")
-    up = f"{shown.label} p95, {shown.unit}" if shown.unit else f"{shown.label} p95"
-    return _chart(results, point, name, title, across, up, label=mode == "closed")
+    title = f"{shown.label} {statistic} against rate" + ("" if mode == "open" else ", closed loop")
+    name = f"rate-{metric.replace('_', '-')}-{statistic}" + ("" if mode == "open" else "-closed")
+    up = f"{shown.label} {statistic}" + (f", {shown.unit}" if shown.unit else "")
+    bound = None if limit is None else limit * shown.scale
+    return _chart(results, point, name, title, across, up, label=mode == "closed", bound=bound)
+
+
+def _bound(results: Sequence[Result], metric: str) -> tuple[str, float | None]:
+    """Statistic and limit of the first bound on a metric that distributions have."""
+    for result in results:
+        for level in result.levels:
+            for name, limit in ((level.summary.get("goodput") or {}).get("bounds") or {}).items():
+                own, _, statistic = name.rpartition("_")
+                if own == metric and statistic in (level.distributions().get(metric) or {}):
+                    return statistic, limit
+    return "p95", None
 
 
 def _pareto(results: Sequence[Result], rate: str, each: str, up: str, across: str) -> Plot | None:
@@ -87,6 +101,7 @@ def _chart(
     up: str,
     *,
     label: bool,
+    bound: float | None = None,
 ) -> Plot | None:
     """A line for each family of levels of each result; nothing for a single point, which the table says better."""
     families: dict[str, list[_Point]] = {}
@@ -116,7 +131,9 @@ def _chart(
                 markeredgewidth=2.5, linestyle="", label="requests failed",
             )  # fmt: skip
         scale(axes, "x", [p.x for p in points])
-        scale(axes, "y", [p.y for p in points])
+        if bound is not None:
+            axes.axhline(bound, color=theme.bad, linestyle=(0, (6, 2)), linewidth=1.2, label=f"SLO: {number(bound)}")
+        scale(axes, "y", [p.y for p in points] + ([] if bound is None else [bound]))
         if label:
             _name(axes, points, theme)
         axes.set_xlabel(across)
