@@ -246,5 +246,4 @@ def _list_table(objects: Sequence[tuple[Result, Level, Any]], key: str, several:
         for result, level, row in listed
     ]
     header = [*_stub_header(several), *(quantity(name).heading for name in columns)]
-    # Texts read better from the left.
-    return Table(header, body, len(header), key)
+    return Table(header, body, 1 + several, key, words=True)

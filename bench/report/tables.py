@@ -10,12 +10,16 @@ _GAP = "  "
 
 @dataclass(slots=True)
 class Table:
-    """Cells are text already. The first `stub` columns name a row: they are on the left, and kept when columns wrap."""
+    """Cells are text already. The first `stub` columns name a row: they are kept when the others wrap.
+
+    They begin at the left, as do all columns of `words`; numbers end at the right.
+    """
 
     header: list[str]
     rows: list[list[str]]
     stub: int = 1
     title: str = ""
+    words: bool = False
 
     def text(self, width: int | None = None) -> str:
         """Aligned columns; those that do not fit into `width` characters follow below, behind the stub again."""
@@ -35,7 +39,9 @@ class Table:
     def _part(self, header: list[list[str]], widths: list[int], columns: list[int]) -> str:
         def line(cells: list[str]) -> str:
             padded = (
-                cells[column].ljust(widths[column]) if column < self.stub else cells[column].rjust(widths[column])
+                cells[column].ljust(widths[column])
+                if self.words or column < self.stub
+                else cells[column].rjust(widths[column])
                 for column in columns
             )
             return _GAP.join(padded).rstrip()
@@ -65,7 +71,7 @@ class Table:
         def line(cells: list[str]) -> str:
             return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
-        rule = [":--" if column < self.stub else "--:" for column in range(len(self.header))]
+        rule = [":--" if self.words or column < self.stub else "--:" for column in range(len(self.header))]
         return "\n".join([line(self.header), line(rule), *map(line, self.rows)])
 
 

@@ -38,7 +38,7 @@ LIGHT = Theme(
     muted="#5b636d",
     grid="#d9dde2",
     bad="#b3261e",
-    series=("#0072b2", "#d55e00", "#007f5f", "#8e4f9e", "#7a6a00", "#3a3f45"),
+    series=("#0072b2", "#d55e00", "#222222", "#aa3377", "#332288", "#661100"),
 )
 #: The same on a dark page.
 DARK = Theme(
@@ -46,7 +46,7 @@ DARK = Theme(
     muted="#a3abb5",
     grid="#3a4048",
     bad="#ff8a80",
-    series=("#56b4e9", "#ff9d5c", "#3fc79a", "#d7a1e6", "#e0d060", "#c3c9d0"),
+    series=("#b0a0ff", "#ee7733", "#ffffff", "#44bb99", "#f0e442", "#ffb77a"),
 )
 LINES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
