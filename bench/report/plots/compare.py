@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from denizen.bench.report.figures import VERDICTS, is_comparison
+from denizen.bench.report.figures import VERDICTS, change_name, is_comparison
 from denizen.bench.report.plots.canvas import Plot, Theme, plain, style
-from denizen.bench.report.quantities import words
 from matplotlib.ticker import MaxNLocator
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def _plot(stem: str, result: Result, several: bool) -> Plot:
         axes.grid(visible=False, axis="y")
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         axes.xaxis.set_major_formatter(plain())
-        axes.set_xlabel("B against A, % (bar: ratio of medians, line: 95 % interval)")
+        axes.set_xlabel("change from A to B, %")
         axes.margins(x=0.12)
         seen: set[str] = set()
         for container in axes.containers:
@@ -62,11 +61,11 @@ def _plot(stem: str, result: Result, several: bool) -> Plot:
             seen.add(label)
 
     title = "B against A" + (f": {result.name}" if several else "")
-    caption = f"A: {figures.get('a', '?')}. B: {figures.get('b', '?')}. An interval that holds 0 says nothing."
+    caption = "Bar: ratio of the medians. Line: its 95 % interval; one that holds 0 says nothing."
     return Plot(stem, title, caption, draw, not result.valid, rows=2 * len(metrics))
 
 
 def _tick(name: str, found: dict[str, Any], verdict: str) -> str:
     better = found.get("higher_is_better")
     direction = "" if better is None else ", higher is better" if better else ", lower is better"
-    return f"{words(name)}{direction}\n{found['ratio']:.3f}: {verdict}"
+    return f"{change_name(name)}{direction}\n{found['ratio']:.3f}: {verdict}"

@@ -149,7 +149,7 @@ def _name(axes: Axes, points: Sequence[_Point], theme: Theme) -> None:
     for p in points:
         x, y = axes.transAxes.inverted().transform(axes.transData.transform((p.x, p.y)))
         if all(abs(x - other) > 0.07 or abs(y - height) > 0.06 for other, height in taken):
-            axes.annotate(p.label, (p.x, p.y), (5, 4), textcoords="offset points", fontsize=8.5, color=theme.muted)
+            axes.annotate(p.label, (p.x, p.y), (5, 4), textcoords="offset points", fontsize=9, color=theme.muted)
             taken.append((x, y))
 
 

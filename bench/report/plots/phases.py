@@ -61,7 +61,7 @@ def _plot(stem: str, title: str, groups: dict[str, Any], *, invalid: bool) -> Pl
                 axes.barh(
                     row + 0.27, whole["mean"], 0.25, fill=False, edgecolor=theme.text, linewidth=1.2, label=_ITERATION
                 )
-        axes.set_yticks([row for row, _ in ticks], [label.replace(", ", "\n", 1) for _, label in ticks], fontsize=8)
+        axes.set_yticks([row for row, _ in ticks], [label.replace(", ", "\n", 1) for _, label in ticks], fontsize=9)
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
