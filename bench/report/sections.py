@@ -132,7 +132,7 @@ def goodput(rows: Sequence[tuple[Result, Level]], several: bool) -> Table | None
         verdict = f"broken: {', '.join(broken)}" if broken else "kept"
         good = [number(100 * value["share"]), number(value["requests_per_s"])]
         body.append([*_stub(result, level, several), *kept, *good, verdict])
-    header = [f"{_bound(name).heading} ≤ {_bound(name).show(limit)}" for name, limit in bounds]
+    header = [f"{_bound(name).heading} ≤ {limit * _bound(name).scale:g}" for name, limit in bounds]
     return Table([*_stub_header(several), *header, "good %", "good req/s", "SLO"], body, 1 + several) if body else None
 
 
