@@ -3,11 +3,12 @@
 # Layout
 
 - `__main__.py`: the command line; one sub-command a file (`text.py`, `cpu_text.py`, `gpu_text.py`, `phases.py`,
-  `frontend.py`, `arena.py`)
+  `frontend.py`, `arena.py`, `plot.py`)
 - `workload.py` makes the requests, `load.py` decides when each is sent, `client.py` sends it and times the answer over
   `http1.py` and `sse.py`; `crew.py` does so in several processes, `strain.py` watches whether they keep up
 - `checkpoint.py` makes random checkpoints of the `shapes/`; `floor.py` says what a step must at least take
-- `stats.py` and `summary.py` turn records into numbers; `schema.py` is the result file; `report.py` draws the table
+- `stats.py` and `summary.py` turn records into numbers; `schema.py` is the result file; `report/` draws it as
+  tables, CSV, Markdown, plots and an HTML page
 - `environment.py` says where a result was measured; `server.py` starts and stops a server
 
 The meaning of every number is in `docs/benchmarks.md`.
