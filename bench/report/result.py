@@ -32,8 +32,8 @@ class Level:
         return level_name(self.load)
 
     @property
-    def record_label(self) -> str:
-        """What the lines of `records.jsonl` call this level."""
+    def arrivals(self) -> str:
+        """What the lines of `records.jsonl` call a level that has no name of its own."""
         if self.load.get("mode") == "closed":
             return f"c={self.load.get('concurrency')}"
         return f"{self.load.get('rate', 0):g}/s"
@@ -93,12 +93,13 @@ class Result:
 
     def samples(self, level: Level, metric: str) -> list[float]:
         """Every measured sample of a metric in the unit of the file; empty if the records do not tell."""
-        twins = [other for other in self.levels if other.record_label == level.record_label]
-        if len(twins) > 1:
+        named = any(record.get("level") == level.name for record in self.records)
+        label = level.name if named else level.arrivals
+        if sum(label in (other.name, other.arrivals) for other in self.levels) > 1 and not named:
             return []
         found: list[float] = []
         for record in self.records:
-            if record.get("level") != level.record_label or not record.get("measured_pass") or record.get("error"):
+            if record.get("level") != label or not record.get("measured_pass") or record.get("error"):
                 continue
             value = record.get("gaps" if metric == "itl" else metric)
             if isinstance(value, list):

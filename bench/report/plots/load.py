@@ -29,6 +29,10 @@ _PARETO = (
 )
 
 
+#: The part of a level's name that says how much load it is.
+_LOAD = re.compile(r"c=\d+|concurrency \d+|[\d.e+]+/s|rate [\d.e+]+ req/s")
+
+
 @dataclass(frozen=True)
 class _Point:
     x: float
@@ -162,4 +166,5 @@ def _family(level: Level) -> str:
     """Levels whose names differ in numbers alone belong to one line; those without a name of their own to one too."""
     if "name" not in level.load:
         return ""
-    return re.sub(r"\s*\d+(\.\d+)?", "", str(level.load["name"])).strip(" ,")
+    parts = [part for part in str(level.load["name"]).split(", ") if not _LOAD.fullmatch(part)]
+    return re.sub(r"\s*\d+(\.\d+)?", "", ", ".join(parts)).strip()
