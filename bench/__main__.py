@@ -17,7 +17,7 @@ except ModuleNotFoundError as missing:  # the base install leaves out what only 
         raise
     sys.exit(_REMEDY.format(missing.name))
 
-_COMMANDS = (text, asr, cpu_text, gpu_text, gpu_asr, frontend, arena, phases)
+_COMMANDS = (text.KIND, asr.KIND, cpu_text, gpu_text, gpu_asr, frontend, arena, phases)
 
 
 def main(argv: list[str] | None = None) -> int:

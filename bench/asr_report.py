@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from denizen.bench.report import COLUMNS, load_name, milliseconds, table
+from denizen.bench.report import COLUMNS, load_name, milliseconds, outcome_lines, table
 
 if TYPE_CHECKING:
     from denizen.bench.schema import LoadResult, Quality, TranscriptSummary, WordErrors
@@ -30,8 +30,7 @@ def transcript_table(results: list[LoadResult[TranscriptSummary]]) -> str:
             lines.append(f"{total.output_tokens} output tokens by the server's usage")
         if total.unchecked:
             lines.append(f"{total.unchecked} answers of forced length had no usage: their lengths are unchecked")
-        lines.append(f"busiest client process: {100 * total.client_cpu:.0f} % of a CPU")
-        lines.extend(f"failed: {failure}" for failure in result.failures)
+        lines.extend(outcome_lines(result))
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 

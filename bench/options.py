@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from denizen.bench.errors import BenchError
+from denizen.bench.launch import DENIZEN
 from denizen.bench.load import ClosedLoop, OpenLoop
 from denizen.bench.report import verdict
+from denizen.bench.slo import Bound, bound
 from tqdm import tqdm
 
 if TYPE_CHECKING:
     from denizen.bench.load import Arrivals
-    from denizen.bench.schema import Report
+    from denizen.bench.schema import Attempt, Report
 
 
 def positive_int(text: str) -> int:
@@ -47,33 +49,77 @@ def lengths(text: str) -> tuple[int, int]:
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="base URL (default: %(default)s)")
-    parser.add_argument("--model", help="model name (default: the only one that the server offers)")
-    parser.add_argument("--api-key", help="sent as a bearer token")
-    parser.add_argument("--timeout", type=positive_float, default=600.0, metavar="S", help="default: %(default)g s")
+    """Where requests go, and the server that is started for them."""
+    group = parser.add_argument_group("server")
+    group.add_argument("--url", default="http://127.0.0.1:8000", help="base URL (default: %(default)s)")
+    group.add_argument("--model", help="model name (default: the only one that the server offers)")
+    group.add_argument("--api-key", help="sent as a bearer token")
+    group.add_argument("--timeout", type=positive_float, default=600.0, metavar="S", help="default: %(default)g s")
+    group.add_argument(
+        "--launch",
+        nargs="?",
+        const=DENIZEN,
+        metavar="CMD",
+        help="start a server for this run and stop it afterwards: a command line in which {port} stands for a free "
+        f"port; without {{port}} it is expected at --url (without CMD: {DENIZEN})",
+    )
+    group.add_argument("--launch-log", type=Path, metavar="FILE", help="keep here what that server prints")
+    group.add_argument(
+        "--ready-timeout",
+        type=positive_float,
+        default=300.0,
+        metavar="S",
+        help="for its start (default: %(default)g s)",
+    )
 
 
-def add_load_options(parser: argparse.ArgumentParser) -> None:
-    """Arrivals, passes, and the client that makes them."""
-    load = parser.add_mutually_exclusive_group()
+def add_arrival_options(parser: argparse.ArgumentParser, record: type[Attempt]) -> None:
+    """Levels of load, and what is asked of the server at each; `record` is what requests become."""
+    group = parser.add_argument_group("load")
+    load = group.add_mutually_exclusive_group()
     load.add_argument(
         "--concurrency", type=positive_int, nargs="+", metavar="N", help="closed loop: users at once (default: 1)"
     )
-    load.add_argument("--rate", type=positive_float, nargs="+", metavar="R", help="open loop: Poisson requests/s")
-    parser.add_argument(
+    load.add_argument(
+        "--rate",
+        type=positive_float,
+        nargs="+",
+        metavar="R",
+        help="open loop: Poisson requests/s; a level ends early when the server falls behind ever further",
+    )
+    add_slo_option(group, record, required=False)
+
+
+def add_slo_option(group: argparse._ArgumentGroup, record: type[Attempt], *, required: bool) -> None:
+    group.add_argument(
+        "--slo",
+        type=bound,
+        nargs="+",
+        default=[],
+        required=required,
+        metavar="BOUND",
+        help=f"bounds in seconds, such as {record.measures[0]}_p99=0.5: {', '.join(record.measures)} with _mean, _max or "
+        "a percentile such as _p95; reports goodput, the requests that keep them all",
+    )
+
+
+def add_client_options(parser: argparse.ArgumentParser) -> None:
+    """Passes, and the client that makes them."""
+    group = parser.add_argument_group("client")
+    group.add_argument(
         "--passes", type=positive_int, default=2, help="the first warms up and is dropped (default: %(default)s)"
     )
-    parser.add_argument(
+    group.add_argument(
         "--processes", type=positive_int, default=1, metavar="N", help="that generate the load (default: %(default)s)"
     )
-    parser.add_argument(
+    group.add_argument(
         "--max-client-lag",
         type=positive_float,
         default=20.0,
         metavar="MS",
         help="p99 of the client's own lag from which on the result is invalid (default: %(default)g)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of requests, lengths, arrivals, sampling (default: 0)")
+    group.add_argument("--seed", type=int, default=0, help="of requests, lengths, arrivals, sampling (default: 0)")
 
 
 def check_passes(options: argparse.Namespace) -> None:
@@ -87,14 +133,15 @@ def load_levels(options: argparse.Namespace) -> list[Arrivals]:
     return [ClosedLoop(concurrency) for concurrency in options.concurrency or [1]]
 
 
-def add_json_option(parser: argparse.ArgumentParser) -> None:
+def add_json_option(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the result here")
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
-    add_json_option(parser)
-    parser.add_argument("--records", type=Path, metavar="OUT", help="write one JSON line a request here")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    group = parser.add_argument_group("result")
+    add_json_option(group)
+    group.add_argument("--records", type=Path, metavar="OUT", help="write one JSON line a request here")
+    group.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
 def progress(total: int, unit: str, options: argparse.Namespace) -> tqdm[NoReturn]:
@@ -110,6 +157,8 @@ def shown(options: argparse.Namespace) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         if isinstance(value, list):
             return [plain(item) for item in value]
+        if isinstance(value, Bound):
+            return f"{value.name}={value.limit:g}"
         return str(value) if isinstance(value, Path) else value
 
     return {name: plain(value) for name, value in vars(options).items() if name not in hidden}

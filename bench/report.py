@@ -38,6 +38,27 @@ def load_name(result: LoadResult[Any]) -> str:
     return f"concurrency {load['concurrency']}" if load["mode"] == "closed" else f"rate {load['rate']:g} req/s"
 
 
+def outcome_lines(result: LoadResult[Any]) -> list[str]:
+    """What every kind of load says below its numbers: goodput, the client's share, what went wrong."""
+    total = result.summary
+    lines = []
+    if total.goodput is not None:
+        goodput = total.goodput
+        bounds = ", ".join(
+            f"{name} {'–' if (value := goodput.values[name]) is None else f'{value:.4g}'} s of {limit:g} s"
+            for name, limit in goodput.bounds.items()
+        )
+        lines.append(
+            f"goodput: {100 * goodput.share:.1f} % of the requests, {goodput.requests_per_s:.2f} req/s, keep every "
+            f"bound; SLO {'broken by ' + ', '.join(goodput.misses) if goodput.misses else 'kept'} ({bounds})"
+        )
+    lines.append(f"busiest client process: {100 * total.client_cpu:.0f} % of a CPU")
+    if result.stopped:
+        lines.append(result.stopped)
+    lines.extend(f"failed: {failure}" for failure in result.failures)
+    return lines
+
+
 def load_table(results: list[LoadResult[LoadSummary]]) -> str:
     """One block a load level: throughput in its heading, latencies in milliseconds below."""
     blocks = []
@@ -60,10 +81,9 @@ def load_table(results: list[LoadResult[LoadSummary]]) -> str:
         if total.full_load:
             full = total.full_load
             lines.append(f"all users busy: {full.output_tokens_per_s:.1f} output tok/s over {full.seconds:.1f} s")
-        lines.append(f"busiest client process: {100 * total.client_cpu:.0f} % of a CPU")
         if total.unchecked:
             lines.append(f"{total.unchecked} answers had no usage: their tokens are counted from events, unchecked")
-        lines.extend(f"failed: {failure}" for failure in result.failures)
+        lines.extend(outcome_lines(result))
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 

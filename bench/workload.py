@@ -50,7 +50,7 @@ class Workload:
     prompt_tokens: int = 64
     prompts: list[str | list[dict[str, Any]]] | None = None
     """From a file: each pass takes them in a shuffled order, repeating if there are fewer than `requests`."""
-    _hash: Any = field(default_factory=hashlib.sha256, repr=False)
+    _digests: dict[tuple[int, int], bytes] = field(default_factory=dict, repr=False)
 
     def jobs(self, level: int, number: int) -> list[Job]:
         """The jobs of pass `number` of load level `level`."""
@@ -59,6 +59,7 @@ class Workload:
         while self.prompts and len(order) < self.requests:
             order.extend(rng.sample(self.prompts, len(self.prompts)))
         jobs = []
+        digest = hashlib.sha256()
         for index in range(self.requests):
             text = order[index] if self.prompts else words(rng, self.prompt_tokens)
             job = Job(
@@ -70,13 +71,18 @@ class Workload:
             )
             jobs.append(job)
             row = [job.prompt, job.messages, job.max_tokens, job.seed]
-            self._hash.update(json.dumps(row, ensure_ascii=False).encode())
+            digest.update(json.dumps(row, ensure_ascii=False).encode())
+        self._digests[level, number] = digest.digest()
         return jobs
 
     def sha256(self) -> str:
         """Hash of all jobs made so far."""
-        digest: str = self._hash.hexdigest()
-        return digest
+        return digest_of(self._digests)
+
+
+def digest_of(passes: dict[tuple[int, int], bytes]) -> str:
+    """Hash of the hashes of passes by (level, pass), each counted once however often it was made."""
+    return hashlib.sha256(b"".join(passes[key] for key in sorted(passes))).hexdigest()
 
 
 def words(rng: random.Random, count: int) -> str:
