@@ -98,8 +98,8 @@ def add_slo_option(group: argparse._ArgumentGroup, record: type[Attempt], *, req
         default=[],
         required=required,
         metavar="BOUND",
-        help=f"bounds in seconds, such as {record.measures[0]}_p99=0.5: {', '.join(record.measures)} with _mean, _max or "
-        "a percentile such as _p95; reports goodput, the requests that keep them all",
+        help=f"bounds in s, such as {record.measures[0]}_p99=0.5: {', '.join(record.measures)} with _mean, _max "
+        "or a percentile such as _p95; reports goodput, the requests that keep them all",
     )
 
 

@@ -24,7 +24,7 @@ class Attempt:
     """One request as its client saw it, whatever it asked for."""
 
     measures: ClassVar[tuple[str, ...]] = ("e2e",)
-    """Its latencies, for bounds (:mod:`denizen.bench.slo`): names of attributes with seconds, a list of them or None."""
+    """Its latencies: names of attributes with seconds, a list of them or None. Bounds can be set on them."""
 
     index: int
     # When the load generator wanted it sent; every latency counts from here, so that a stalled server cannot hide

@@ -20,6 +20,9 @@ from urllib.parse import urlsplit
 
 from denizen.bench.errors import BenchError
 
+#: Lines of a log that an error shows.
+_TAIL = 20
+
 
 def find_binary() -> str:
     """The `denizen` binary: $DENIZEN_BIN, beside this Python, in a source tree's `target/`, or on PATH."""
@@ -176,7 +179,7 @@ class Launched:
         return status == 200
 
     def _said(self) -> str:
-        said = self.log().strip()
+        said = "\n".join(self.log().strip().splitlines()[-_TAIL:])
         return f"; the end of what it printed:\n{said}" if said else "; it printed nothing"
 
     def _close_log(self) -> None:
