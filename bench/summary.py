@@ -21,7 +21,7 @@ def check(record: Record, *, ignore_eos: bool, stream: bool) -> str | None:
 
     A short or unfinished answer costs the server less than the one that was asked for, so it must never count as fast.
     """
-    if record.error is not None:
+    if record.error is not None or record.cancelled or record.cut is not None:
         return record.error
     if record.finish_reason is None:
         return "the answer ended without a finish_reason"
@@ -85,11 +85,11 @@ def summarize(
     records: Sequence[Record], wall: float, strains: Sequence[Strain] = (), users: int | None = None
 ) -> LoadSummary:
     """Numbers over the requests that succeeded, in `wall` seconds of load. `users` of one closed-loop pass."""
-    good = [record for record in records if record.error is None]
+    good = [record for record in records if record.counts]
     output_tokens = sum(record.tokens for record in good)
     return LoadSummary(
         requests=len(records),
-        failed=len(records) - len(good),
+        failed=sum(record.error is not None for record in records),
         wall=wall,
         prompt_tokens=sum(record.prompt_tokens or 0 for record in good),
         output_tokens=output_tokens,
@@ -105,6 +105,9 @@ def summarize(
         loop_lag=distribution([late for strain in strains for late in strain.loop_lag]),
         client_cpu=max((strain.cpu_share for strain in strains), default=0.0),
         client_saturated=any(strain.saturated for strain in strains),
+        cancelled=sum(record.cancelled for record in records),
+        slow=sum(record.slow for record in records),
+        slow_cut=sum(record.cut is not None for record in records),
         full_load=None if users is None else full_load(records, users),
     )
 
