@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -25,6 +26,7 @@ _GPU_FIELDS = (
     "memory.total",
 )
 _SECRET_FLAGS = ("--api-key",)
+_SECRETS = re.compile(r"(--api-key[= ]|\b\w*(?:KEY|TOKEN|SECRET|PASSWORD)=)(?:'[^']*'|\"[^\"]*\"|\S+)")
 
 
 def describe(argv: list[str] | None = None) -> dict[str, Any]:
@@ -54,8 +56,13 @@ def redact(argv: list[str]) -> list[str]:
         elif flag in _SECRET_FLAGS and equals:
             shown.append(f"{flag}=***")
         else:
-            shown.append(word)
+            shown.append(redact_text(word))
     return shown
+
+
+def redact_text(line: str) -> str:
+    """A command line in one string without its secrets: values of --api-key, and of variables named like one."""
+    return _SECRETS.sub(r"\1***", line)
 
 
 def _cpu_model() -> str | None:
