@@ -118,16 +118,20 @@ class Whole:
 
     def __init__(self) -> None:
         self.status = 0
+        self.headers: dict[str, str] = {}
         self._parts: list[bytes] = []
 
-    def begin(self, status: int) -> None:
-        self.status = status
+    def begin(self, status: int, headers: dict[str, str]) -> None:
+        self.status, self.headers = status, headers
 
     def feed(self, data: bytes) -> None:
         self._parts.append(data)
 
+    def content(self) -> bytes:
+        return b"".join(self._parts)
+
     def text(self) -> str:
-        return b"".join(self._parts).decode(errors="replace")
+        return self.content().decode(errors="replace")
 
 
 def choose_model(target: T) -> T:

@@ -19,6 +19,7 @@ from denizen.bench.options import positive_int
 from denizen.bench.quality import assess
 from denizen.bench.schema import Transcript, TranscriptSummary
 from denizen.bench.stats import distribution
+from denizen.bench.summary import common
 from denizen.bench.synthetic import Lengths
 from denizen.bench.workload import digest_of
 
@@ -181,20 +182,12 @@ class AsrLoad:
         good = [record for record in records if record.error is None]
         audio = sum(record.seconds for record in good)
         return TranscriptSummary(
-            requests=len(records),
-            failed=len(records) - len(good),
-            wall=wall,
-            requests_per_s=len(good) / wall if wall > 0 else 0.0,
+            **common(records, wall, strains),
             audio_seconds=audio,
             audio_seconds_per_s=audio / wall if wall > 0 else 0.0,
             output_tokens=sum(record.output_tokens or 0 for record in good),
             unchecked=sum(record.max_tokens is not None and record.output_tokens is None for record in good),
             quality=assess(good),
-            e2e=distribution([record.e2e for record in good]),
-            lag=distribution([record.lag for record in good]),
-            loop_lag=distribution([late for strain in strains for late in strain.loop_lag]),
-            client_cpu=max((strain.cpu_share for strain in strains), default=0.0),
-            client_saturated=any(strain.saturated for strain in strains),
         )
 
     def total(
