@@ -167,7 +167,7 @@ def decode(data: bytes, coding: Coding, channels: int) -> Samples:
     import numpy as np
 
     if coding == "s16":
-        samples = np.frombuffer(data, "<i2").astype(np.float32) / 32768
+        samples = np.frombuffer(data, "<i2").astype(np.float32) * np.float32(1 / 32768)
     else:
         samples = np.frombuffer(data, "<f4").astype(np.float32)
         if not np.isfinite(samples).all():
