@@ -11,14 +11,14 @@ from denizen.bench.errors import BenchError
 _EXTRA = ("aiohttp", "jiwer", "soundfile", "tqdm", "whisper_normalizer")
 _REMEDY = "denizen-bench: {} is not installed: pip install 'denizen[bench]'"
 try:
-    from denizen.bench import arena, asr, compare, cpu_text, frontend, gpu_asr, gpu_text, phases, sweep, text, tts
+    from denizen.bench import arena, asr, compare, cpu_text, frontend, gpu_asr, gpu_text, phases, sweep, text, tts, tts_wer
 except ModuleNotFoundError as missing:  # the base install leaves out what only the harness needs
     if missing.name not in _EXTRA:
         raise
     sys.exit(_REMEDY.format(missing.name))
 
 _KINDS = (text.KIND, asr.KIND, tts.KIND)
-_COMMANDS = (cpu_text, gpu_text, gpu_asr, frontend, arena, phases)
+_COMMANDS = (tts_wer, cpu_text, gpu_text, gpu_asr, frontend, arena, phases)
 
 
 def main(argv: list[str] | None = None) -> int:

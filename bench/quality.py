@@ -42,7 +42,7 @@ def assess(records: Iterable[Transcript]) -> Quality:
         repeating += loops(text) > (loops(reference) if reference else 1)
         if reference is None:
             continue
-        speech, heard = _has_words(reference), _has_words(text)
+        speech, heard = has_words(reference), has_words(text)
         silent += not speech
         empty += speech and not heard
         on_silence += heard and not speech
@@ -95,7 +95,7 @@ def loops(text: str) -> int:
     return most if most >= _TIMES else 1
 
 
-def _has_words(text: str) -> bool:
+def has_words(text: str) -> bool:
     return any(map(str.isalnum, text))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from denizen.bench.schema import Attempt, Summary
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 @dataclass(slots=True, kw_only=True)
 class Spoken(Attempt):
     """A request for speech. Times in seconds from the start of the pass."""
+
+    measures: ClassVar[tuple[str, ...]] = ("first_playable", "first_audible", "ttfb", "rtf", "stalled", "e2e")
 
     text: str
     voice: str | None = None
@@ -36,6 +38,10 @@ class Spoken(Attempt):
     """How often a player with the jitter buffer ran dry before the end."""
     stalled: float = 0.0
     """How long it waited then, all in all."""
+
+    @property
+    def began(self) -> float:
+        return self.end if self.first_sample is None else self.first_sample
 
     @property
     def ttfb(self) -> float | None:
@@ -75,8 +81,9 @@ class SpeechSummary(Summary):
     rtf: Distribution | None
     seconds: Distribution | None
     leading_silence: Distribution | None
+    jitter: float | None
+    """Seconds of a player's buffer; None for whole answers, as are the next three."""
     underruns: int | None
-    """All of them; None for whole answers, as are the next two."""
     interrupted: int | None
     """Requests with at least one."""
     stalled: Distribution | None

@@ -11,28 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from denizen.bench import environment, sentences
-from denizen.bench.api import choose_model
+from denizen.bench import sentences
 from denizen.bench.errors import BenchError
-from denizen.bench.levels import collect, run_levels
-from denizen.bench.options import (
-    add_load_options,
-    add_report_options,
-    add_server_options,
-    check_passes,
-    finish,
-    load_levels,
-    positive_float,
-    positive_int,
-    progress,
-    shown,
-)
-from denizen.bench.schema import Report, write_records
+from denizen.bench.kind import Kind
+from denizen.bench.options import positive_float, positive_int
 from denizen.bench.speech_schema import SpeechSummary, Spoken
 from denizen.bench.stats import distribution
 from denizen.bench.summary import common
 from denizen.bench.tts_client import STREAMED, Job, TtsTarget
 from denizen.bench.tts_report import speech_table
+from denizen.bench.workload import digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,37 +62,26 @@ def milliseconds(text: str) -> float:
     return value
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "tts",
-        help="speech on an OpenAI-compatible server: first sound, real-time factor, underruns",
-        description="Sends texts to /v1/audio/speech of any OpenAI-compatible server and reports when the first byte, "
-        "the first playable sample and the first audible sound come, the real-time factor, seconds of audio a second "
-        "and underruns of a player. Failed requests, and audio that is silent, cut off or malformed, make the result "
-        "invalid and the exit status 1.",
-    )
-    add_server_options(parser)
-    add_speech_options(parser)
-    parser.add_argument(
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("requests")
+    add_speech_options(group)
+    group.add_argument(
         "--stream",
         choices=("audio", "sse", "none"),
         default="audio",
         help="the body as it is made, server-sent events, or whole answers: E2E and RTF only (default: %(default)s)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--jitter-ms",
         type=milliseconds,
         default=100.0,
         metavar="MS",
         help="a player's wait between the first sample and its start, for underruns (default: %(default)g)",
     )
-    parser.add_argument("--requests", type=positive_int, default=64, metavar="N", help="a pass (default: %(default)s)")
-    add_load_options(parser)
-    add_report_options(parser)
-    parser.set_defaults(run=run)
+    group.add_argument("--requests", type=positive_int, default=64, metavar="N", help="a pass (default: %(default)s)")
 
 
-def add_speech_options(parser: argparse.ArgumentParser) -> None:
+def add_speech_options(parser: argparse._ActionsContainer) -> None:
     """What is spoken, how, and what counts as speech."""
     parser.add_argument(
         "--texts",
@@ -152,24 +129,7 @@ def add_speech_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
-    check_passes(options)
-    report = Report("tts", environment.describe(), shown(options))
-    target = tts_target(options)
-    report.options["model"] = target.model
-    load = tts_load(options)
-    levels = load_levels(options)
-    with progress(len(levels) * options.passes * load.requests, "req", options) as bar:
-        results, levels_records = run_levels(target, load, levels, options.passes, bar, options.processes)
-    collect(report, results, levels_records, options.max_client_lag / 1000)
-    report.data = {"seed": options.seed, "sha256": load.sha256()}
-    if options.records:
-        write_records(options.records, [record for records in levels_records for record in records])
-    return finish(report, options, speech_table(report.results, options.jitter_ms))
-
-
-def tts_target(options: argparse.Namespace, **changes: Any) -> TtsTarget:
-    """The server that the options name. Raises BenchError for formats that cannot be streamed."""
+def prepare(options: argparse.Namespace, _: Path) -> tuple[TtsTarget, TtsLoad]:
     if options.stream != "none" and options.format not in STREAMED:
         raise BenchError(f"--format {options.format} cannot be streamed: use --format pcm or wav, or --stream none")
     target = TtsTarget(
@@ -183,14 +143,8 @@ def tts_target(options: argparse.Namespace, **changes: Any) -> TtsTarget:
         jitter=options.jitter_ms / 1000,
         floor_db=options.floor_db,
         extra=dict(options.field),
-        **changes,
     )
-    return choose_model(target)
-
-
-def tts_load(options: argparse.Namespace) -> TtsLoad:
-    """What the options say is sent. Raises BenchError for a file that cannot be read."""
-    return TtsLoad(
+    load = TtsLoad(
         requests=options.requests,
         seed=options.seed,
         texts=sentences.read(options.texts, "--texts") if options.texts else None,
@@ -199,8 +153,9 @@ def tts_load(options: argparse.Namespace) -> TtsLoad:
         instructions=options.instructions,
         fastest=options.max_chars_per_s,
         seeded=not options.no_seed,
-        streamed=options.stream != "none",
+        jitter=None if options.stream == "none" else target.jitter,
     )
+    return target, load
 
 
 @dataclass
@@ -220,8 +175,9 @@ class TtsLoad:
     fastest: float = _FASTEST
     """Characters a second of audio from which on an answer counts as cut short."""
     seeded: bool = True
-    streamed: bool = True
-    _hash: Any = field(default_factory=hashlib.sha256, repr=False)
+    jitter: float | None = None
+    """Seconds of a player's buffer; None for whole answers."""
+    _digests: dict[tuple[int, int], bytes] = field(default_factory=dict, repr=False)
 
     def jobs(self, level: int, number: int) -> list[Job]:
         rng = random.Random(f"{self.seed}/{level}/{number}")
@@ -232,7 +188,7 @@ class TtsLoad:
                 order.extend(rng.sample(self.texts, len(self.texts)))
         jobs = [self._job(index, sentence, rng) for index, sentence in enumerate(order[: self.requests])]
         rows = [[job.text, job.voice, job.language, job.instructions, job.seed] for job in jobs]
-        self._hash.update(json.dumps(rows, ensure_ascii=False).encode())
+        self._digests[level, number] = hashlib.sha256(json.dumps(rows, ensure_ascii=False).encode()).digest()
         return jobs
 
     def _job(self, index: int, sentence: Sentence, rng: random.Random) -> Job:
@@ -246,10 +202,8 @@ class TtsLoad:
             seed=rng.getrandbits(31) if self.seeded else None,
         )
 
-    def sha256(self) -> str:
-        """Hash of all jobs made so far."""
-        digest: str = self._hash.hexdigest()
-        return digest
+    def data(self) -> dict[str, Any]:
+        return {"sha256": digest_of(self._digests)}
 
     def check(self, record: Spoken) -> str | None:
         # Audio that breaks off costs the server less than the text that was to be spoken.
@@ -262,7 +216,7 @@ class TtsLoad:
     ) -> SpeechSummary:
         good = [record for record in records if record.error is None]
         audio = sum(record.seconds for record in good)
-        streamed = self.streamed
+        streamed = self.jitter is not None
         return SpeechSummary(
             **common(records, wall, strains),
             audio_seconds=audio,
@@ -274,6 +228,7 @@ class TtsLoad:
             rtf=distribution([record.rtf for record in good if record.rtf is not None]),
             seconds=distribution([record.seconds for record in good]),
             leading_silence=distribution([r.leading_silence for r in good if r.leading_silence is not None]),
+            jitter=self.jitter,
             underruns=sum(record.underruns for record in good) if streamed else None,
             interrupted=sum(record.underruns > 0 for record in good) if streamed else None,
             stalled=distribution([record.stalled for record in good if record.underruns]),
@@ -283,3 +238,17 @@ class TtsLoad:
         self, records: Sequence[Spoken], passes: Sequence[SpeechSummary], strains: Sequence[Strain]
     ) -> SpeechSummary:
         return self.summarize(records, sum(part.wall for part in passes), strains)
+
+
+KIND = Kind(
+    name="tts",
+    help="speech on an OpenAI-compatible server: first sound, real-time factor, underruns",
+    description="Sends texts to /v1/audio/speech of any OpenAI-compatible server and reports when the first byte, the "
+    "first playable sample and the first audible sound come, the real-time factor, seconds of audio a second and "
+    "underruns of a player. Failed requests, and audio that is silent, cut off or malformed, make the result invalid "
+    "and the exit status 1.",
+    record=Spoken,
+    add_options=_add_options,
+    prepare=prepare,
+    table=speech_table,
+)

@@ -226,6 +226,9 @@ _ANSWERS: dict[Stream, type[_Answer]] = {"audio": _Stream, "sse": _EventStream, 
 
 
 def _write_wav(path: Path, pcm: Pcm) -> None:
+    import numpy as np
     import soundfile  # type: ignore[import-untyped]
 
-    soundfile.write(str(path), pcm.samples(), pcm.rate, subtype="PCM_16")
+    # Rounded here: what came as s16 is written as it came.
+    samples = np.clip(np.rint(pcm.samples() * 32768), -32768, 32767).astype(np.int16)
+    soundfile.write(str(path), samples, pcm.rate, subtype="PCM_16")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from denizen.bench.report import COLUMNS, load_name, milliseconds, table
+from denizen.bench.report import COLUMNS, load_name, milliseconds, outcome_lines, table
 
 if TYPE_CHECKING:
     from denizen.bench.schema import LoadResult
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from denizen.bench.stats import Distribution
 
 
-def speech_table(results: list[LoadResult[SpeechSummary]], jitter_ms: float) -> str:
+def speech_table(results: list[LoadResult[SpeechSummary]]) -> str:
     """One block a load level."""
     blocks = []
     for result in results:
@@ -22,14 +22,13 @@ def speech_table(results: list[LoadResult[SpeechSummary]], jitter_ms: float) -> 
             f"{total.requests_per_s:.2f} req/s, {total.requests - total.failed} ok, {total.failed} failed, "
             f"{total.audio_seconds:.0f} s of audio in {total.wall:.1f} s"
         )
-        streamed = total.underruns is not None
         first = [
             milliseconds("first byte ms", total.ttfb),
             milliseconds("first playable ms", total.first_playable),
             milliseconds("first audible ms", total.first_audible),
         ]
         rows = [
-            *(first if streamed else ()),
+            *(() if total.jitter is None else first),
             milliseconds("E2E ms", total.e2e),
             _plain("RTF", total.rtf),
             _plain("audio s", total.seconds),
@@ -38,19 +37,17 @@ def speech_table(results: list[LoadResult[SpeechSummary]], jitter_ms: float) -> 
             milliseconds("client lag ms", total.loop_lag),
         ]
         lines = [heading, table(["", *COLUMNS], rows)]
-        if streamed:
-            lines.append(_continuity(total, jitter_ms))
-        lines.append(f"busiest client process: {100 * total.client_cpu:.0f} % of a CPU")
-        lines.extend(f"failed: {failure}" for failure in result.failures)
+        if total.jitter is not None:
+            lines.append(_continuity(total, total.jitter))
+        lines.extend(outcome_lines(result))
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
 
-def _continuity(total: SpeechSummary, jitter_ms: float) -> str:
+def _continuity(total: SpeechSummary, jitter: float) -> str:
     good = total.requests - total.failed
-    text = (
-        f"{total.underruns} underruns in {total.interrupted} of {good} answers with {jitter_ms:g} ms of jitter buffer"
-    )
+    text = f"{total.underruns} underruns in {total.interrupted} of {good} answers "
+    text += f"with {1000 * jitter:g} ms of jitter buffer"
     if total.stalled is not None:
         mean, most = 1000 * total.stalled.mean, 1000 * total.stalled.max
         text += f", which stalled for {mean:.0f} ms in the mean, {most:.0f} at most"

@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import struct
+import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from aiohttp import web
 from .peer import running
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
@@ -112,7 +114,8 @@ class TtsPeer:
 
     def _content(self, index: int, body: dict[str, Any]) -> bytes:
         does = self.behaviour
-        sound = tone(len(body["input"]) * SECONDS_A_CHARACTER, does.rate)
+        text = body["input"]
+        sound = tone(len(text) * SECONDS_A_CHARACTER, does.rate, pitch(text))
         sound = np.concatenate([np.zeros(round(does.leading * does.rate), np.float32), sound])
         if index in does.silent:
             sound *= 1e-4
@@ -175,15 +178,62 @@ class TtsPeer:
         return response
 
 
-def tone(seconds: float, rate: int = RATE) -> NDArray[np.float32]:
-    """440 Hz at −20 dB or so."""
-    return (0.15 * np.sin(2 * np.pi * 440 / rate * np.arange(round(seconds * rate)))).astype(np.float32)
+def tone(seconds: float, rate: int = RATE, hertz: float = 440.0) -> NDArray[np.float32]:
+    """At −20 dB or so."""
+    return (0.15 * np.sin(2 * np.pi * hertz / rate * np.arange(round(seconds * rate)))).astype(np.float32)
+
+
+def pitch(text: str) -> float:
+    """Hertz of the tone that says `text`."""
+    return 200 + zlib.crc32(text.encode()) % 100_000 / 100
 
 
 def wav_header(size: int, rate: int = RATE, align: int = 2) -> bytes:
     """Of mono s16 samples of `size` bytes."""
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, rate * align, align, 16)
     return b"RIFF" + struct.pack("<I", min(size + 36, 0xFFFFFFFF)) + b"WAVE" + form + struct.pack("<4sI", b"data", size)
+
+
+class Parrot(TtsPeer):
+    """Transcribes, too: it knows what it has said by the samples. `hears` changes that."""
+
+    def __init__(self, behaviour: TtsBehaviour, hears: Callable[[str], str | None]) -> None:
+        super().__init__(behaviour)
+        self.hears = hears
+        self.uploads: list[dict[str, str]] = []
+        self._said: dict[bytes, str] = {}
+
+    def app(self) -> web.Application:
+        app = super().app()
+        app.router.add_post("/v1/audio/transcriptions", self._transcribe)
+        return app
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "mouth"}, {"id": "ears"}]})
+
+    def _content(self, index: int, body: dict[str, Any]) -> bytes:
+        content = super()._content(index, body)
+        samples, _ = soundfile.read(io.BytesIO(content), dtype="int16")
+        self._said[samples.tobytes()] = body["input"]
+        return content
+
+    async def _transcribe(self, request: web.Request) -> web.Response:
+        form = await request.post()
+        self.uploads.append({name: str(value) for name, value in form.items() if name != "file"})
+        file = form["file"]
+        assert isinstance(file, web.FileField)
+        samples, _ = soundfile.read(file.file, dtype="int16")
+        text = self.hears(self._said[samples.tobytes()])
+        if text is None:
+            return web.json_response({"error": {"message": "deaf"}}, status=500)
+        return web.json_response({"text": text})
+
+
+def conversing(
+    hears: Callable[[str], str | None] = lambda text: text, behaviour: TtsBehaviour | None = None
+) -> AbstractContextManager[Parrot]:
+    """Runs a parrot in a thread of its own until the block is left."""
+    return running(Parrot(behaviour or TtsBehaviour(), hears))
 
 
 def speaking(behaviour: TtsBehaviour | None = None) -> AbstractContextManager[TtsPeer]:
