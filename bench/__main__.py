@@ -11,7 +11,21 @@ from denizen.bench.errors import BenchError
 _EXTRA = ("aiohttp", "jiwer", "soundfile", "tqdm", "whisper_normalizer")
 _REMEDY = "denizen-bench: {} is not installed: pip install 'denizen[bench]'"
 try:
-    from denizen.bench import arena, asr, compare, cpu_text, frontend, gpu_asr, gpu_text, mixed, phases, sweep, text, tts, tts_wer
+    from denizen.bench import (
+        arena,
+        asr,
+        compare,
+        cpu_text,
+        frontend,
+        gpu_asr,
+        gpu_text,
+        mixed,
+        phases,
+        sweep,
+        text,
+        tts,
+        tts_wer,
+    )
 except ModuleNotFoundError as missing:  # the base install leaves out what only the harness needs
     if missing.name not in _EXTRA:
         raise
@@ -32,8 +46,9 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for kind in _KINDS:
         kind.add_parser(commands)
-_KINDS = (text.KIND, asr.KIND, tts.KIND)
-_COMMANDS = (cpu_text, gpu_text, gpu_asr, frontend, arena, phases)
+    mixed.add_parser(commands, _KINDS)
+    sweep.add_parser(commands, _KINDS)
+    compare.add_parser(commands, _KINDS)
     for command in _COMMANDS:
         command.add_parser(commands)
     options = parser.parse_args(argv)

@@ -126,9 +126,10 @@ class Mix:
         clock, waiting = share.clock, self._chains(part, share)
 
         async def user() -> None:
-            while clock.now() < self.seconds and not share.tickets.closed:
+            while (free := clock.now()) < self.seconds and not share.tickets.closed:
                 for job in next(waiting):
-                    done(await send(job, clock.now(), clock))
+                    done(await send(job, free, clock))
+                    free = clock.now()
 
         await asyncio.sleep(-clock.now())
         async with asyncio.TaskGroup() as group:
