@@ -39,9 +39,9 @@ def quality_lines(quality: Quality) -> list[str]:
     """Word errors, and what else is wrong with the transcripts; nothing about what had no reference."""
     lines = []
     for name, unit, errors in (("WER", "words", quality.wer), ("CER", "characters", quality.cer)):
-        if errors is not None:
+        if errors is not None and errors.words:
             lines.append(f"{name} {100 * errors.rate:.2f} % of {errors.words} {unit} ({_kinds(errors)})")
-    if lines or quality.repeating:
+    if lines or quality.silent or quality.repeating:
         lines.append(
             f"{quality.empty} empty transcripts of speech, {quality.on_silence} of {quality.silent} silent clips with "
             f"words, {quality.repeating} transcripts that repeat a phrase over and over"

@@ -58,6 +58,7 @@ def assess(records: Iterable[Transcript]) -> Quality:
         empty=empty,
         on_silence=on_silence,
         silent=silent,
+        on_silence_rate=on_silence / silent if silent else None,
         repeating=repeating,
         worst=[found for found in ranked[:_WORST] if found["errors"]],
     )
