@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Blocks of jobs of one pass are numbered from here on, those of the next from twice as far on.
 _PASS = 1_000_000
+#: Of one class in one process.
+_MOST_FAILURES = 100
 
 
 @dataclass(frozen=True)
@@ -110,9 +112,14 @@ class Mix:
         async def send_packed(job: Job, scheduled: float, clock: Clock) -> Any:
             return await send(Packed(part.index, job), scheduled, clock)
 
+        failed = itertools.count(1)
+
         def done_named(record: Any) -> None:
             record.level = part.name
             done(record)
+            # Failures may come faster than answers ever do.
+            if record.error is not None and next(failed) == _MOST_FAILURES:
+                tickets.close(f"the pass ended after {_MOST_FAILURES} failures: {record.error}")
 
         tickets = _NamedTickets(part.name, share.tickets)
         own = Share(share.index, share.processes, tickets, share.clock)

@@ -26,7 +26,7 @@ DEFAULT_RATE = 24_000
 """Of raw PCM that says no rate, as OpenAI's does not."""
 #: An answer of such a type carries no audio, whatever its status is.
 _NO_AUDIO = ("application/json", "text/html", "text/plain")
-_RATE_HEADERS = ("x-sample-rate", "sample-rate")
+_RATE_HEADER = "x-sample-rate"
 _RATE_PARAMETER = re.compile(r";\s*(?:rate|sample_?rate)=(\d+)")
 
 
@@ -129,7 +129,7 @@ class _Answer(Whole):
         """Raises BadAudio where the head of the answer names another rate than the options."""
         target = self._target
         kind: Literal["pcm", "wav"] = "wav" if target.response_format == "wav" else "pcm"
-        said = next((self.headers[name] for name in _RATE_HEADERS if name in self.headers), "")
+        said = self.headers.get(_RATE_HEADER, "")
         if found := _RATE_PARAMETER.search(self.headers.get("content-type", "")):
             said = said or found[1]
         rate = int(said) if said.isdigit() and int(said) else None

@@ -112,6 +112,14 @@ def test_the_result_is_valid_only_if_every_class_is(tmp_path: Path) -> None:
     assert result["problems"] == ["tts, concurrency 1: 1 requests failed, warm-up included: 1 × the audio is silent"]
 
 
+def test_a_class_that_fails_again_and_again_ends_the_pass(tmp_path: Path) -> None:
+    with doing_all(Behaviour(refuse=set(range(10_000)))) as peer:
+        status, result = mixed(peer, tmp_path, *TEXT, "+", *TTS, seconds="60")
+    assert status == 1
+    assert len(peer.text.requests) == 100  # and there was no second pass
+    assert "text: the pass ended after 100 failures: HTTP 500: out of order" in result["problems"]
+
+
 def test_arrivals_within_a_time() -> None:
     for seed in range(5):
         offsets = poisson_offsets(7.0, 1000, random.Random(seed))
