@@ -83,20 +83,24 @@ class Client:
         answer: Whole,
         read: Callable[[], None],
         content_type: str = "application/json",
+        pace: float | None = None,
     ) -> None:
         """Sends `payload`, times it, and calls `read` when an answer with status 200 is complete.
 
-        What goes wrong, in `read` too, becomes the record's `error`.
+        With a `pace` the answer is read at so many bytes a second. What goes wrong, in `read` too, becomes the record's
+        `error`.
         """
         record.sent = clock.now()
         try:
             async with asyncio.timeout(self._timeout):
-                await self._pool.request(path, answer, payload, content_type)
+                await self._pool.request(path, answer, payload, content_type, pace)
             record.end = clock.now()
             if answer.status != 200:
                 record.error = f"HTTP {answer.status}: {error_text(answer.text())}"
             else:
                 read()
+        except Left:
+            record.end = clock.now()
         except ErrorEvent as error:
             record.error = f"error event: {error}"
         except TimeoutError:
@@ -111,6 +115,10 @@ class Client:
 
 class ErrorEvent(Exception):
     """A stream carried an error; its message."""
+
+
+class Left(Exception):
+    """The client goes away before the end of the answer, as it was told to."""
 
 
 class Whole:

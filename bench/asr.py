@@ -204,7 +204,7 @@ class AsrLoad:
         good = [record for record in records if record.error is None]
         audio = sum(record.seconds for record in good)
         return TranscriptSummary(
-            **common(records, wall, strains),
+            **common(records, good, wall, strains),
             audio_seconds=audio,
             audio_seconds_per_s=audio / wall if wall > 0 else 0.0,
             output_tokens=sum(record.output_tokens or 0 for record in good),

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     class Comparable(Protocol):
         """A sub-command whose results can be compared (:class:`denizen.bench.kind.Kind`)."""
 
-        name: str
+        @property
+        def name(self) -> str: ...
 
         def fill(self, parser: argparse.ArgumentParser) -> None: ...
 

@@ -90,8 +90,8 @@ def independent(first: Sequence[float], second: Sequence[float]) -> Estimate:
 def judge(estimate: Estimate, *, higher_is_better: bool, smallest: float, figures: int) -> Verdict:
     """Whether the second side is better or worse than the first.
 
-    It is if the interval at the confidence that `ERROR` and `FAMILY` ask for, with `figures` in the comparison, does not
-    hold 1, and the ratio is at least a share of `smallest` away from 1: a difference below that is nobody's concern.
+    It is if the interval does not hold 1, at the confidence that `ERROR` and `FAMILY` ask for with `figures` in the
+    comparison, and the ratio is at least a share of `smallest` away from 1: less than that is nobody's concern.
     """
     interval = estimate.interval(1 - min(ERROR, FAMILY / figures))
     if interval is None or interval[0] <= 1 <= interval[1] or abs(estimate.log_ratio) < math.log1p(smallest):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -46,6 +47,29 @@ def lengths(text: str) -> tuple[int, int]:
     if pair[0] > pair[1]:
         raise argparse.ArgumentTypeError(f"expected MIN:MAX with MIN ≤ MAX, got '{text}'")
     return pair
+
+
+def share_of(text: str) -> tuple[float, int]:
+    """`SHARE:NUMBER`, a share of requests and a whole number that concerns them."""
+    left, colon, right = text.partition(":")
+    try:
+        share = float(left)
+    except ValueError:
+        share = -1.0
+    if not 0 < share <= 1 or not colon:
+        raise argparse.ArgumentTypeError(f"expected a share of requests and a number, such as 0.2:8, got '{text}'")
+    return share, positive_int(right)
+
+
+def json_field(text: str) -> tuple[str, Any]:
+    """`NAME=JSON`."""
+    name, equals, value = text.partition("=")
+    try:
+        if not name or not equals:
+            raise ValueError
+        return name, json.loads(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected NAME=JSON, such as top_k=20, got '{text}'") from error
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
@@ -155,7 +179,7 @@ def shown(options: argparse.Namespace) -> dict[str, Any]:
     hidden = {"run", "command", "api_key"}
 
     def plain(value: Any) -> Any:
-        if isinstance(value, list):
+        if isinstance(value, list | tuple):
             return [plain(item) for item in value]
         if isinstance(value, Bound):
             return f"{value.name}={value.limit:g}"

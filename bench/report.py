@@ -66,7 +66,7 @@ def load_table(results: list[LoadResult[LoadSummary]]) -> str:
         total = result.summary
         heading = (
             f"{load_name(result)}: {total.output_tokens_per_s:.1f} output tok/s, {total.requests_per_s:.2f} req/s, "
-            f"{total.requests - total.failed} ok, {total.failed} failed, "
+            f"{total.requests - total.failed - total.cancelled - total.slow} ok, {total.failed} failed, "
             f"{total.prompt_tokens} prompt + {total.output_tokens} output tokens in {total.wall:.1f} s"
         )
         rows = [
@@ -81,6 +81,11 @@ def load_table(results: list[LoadResult[LoadSummary]]) -> str:
         if total.full_load:
             full = total.full_load
             lines.append(f"all users busy: {full.output_tokens_per_s:.1f} output tok/s over {full.seconds:.1f} s")
+        if total.cancelled or total.slow:
+            lines.append(
+                f"not in these numbers: {total.cancelled} requests cancelled, {total.slow} read slowly "
+                f"({total.slow_cut} of them cut off by the server)"
+            )
         if total.unchecked:
             lines.append(f"{total.unchecked} answers had no usage: their tokens are counted from events, unchecked")
         lines.extend(outcome_lines(result))

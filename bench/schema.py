@@ -47,6 +47,11 @@ class Attempt:
         return self.sent - self.scheduled
 
     @property
+    def counts(self) -> bool:
+        """Whether its times are the server's."""
+        return self.error is None
+
+    @property
     def began(self) -> float:
         """When the answer began to be of use."""
         return self.end
@@ -79,6 +84,17 @@ class Record(Attempt):
     completion_tokens: int | None = None
     """As the server's usage says; None if it sent none."""
     finish_reason: str | None = None
+    cancelled: bool = False
+    """The client went away in the middle, as it was told to."""
+    slow: bool = False
+    """The client read slowly: its times are its own doing."""
+    cut: str | None = None
+    """How the server ended an answer that was read slowly, if before its end."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether it succeeded and was read to its end at full speed."""
+        return self.error is None and not self.cancelled and not self.slow
 
     @property
     def began(self) -> float:
@@ -183,6 +199,12 @@ class LoadSummary(Summary):
     itl: Distribution | None
     unchecked: int
     """Requests whose tokens are counted from events, because the server sent no usage."""
+    cancelled: int = 0
+    """Requests that the client gave up as it was told to; in no latency and no throughput."""
+    slow: int = 0
+    """Requests that were read slowly; likewise."""
+    slow_cut: int = 0
+    """Those of them that the server ended before their end."""
     full_load: FullLoad | None = None
     """None for an open loop, and for a pass that was never at full load."""
 

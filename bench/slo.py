@@ -71,7 +71,7 @@ class Slo:
         """What the load came to at each bound, over the requests that succeeded; None without a sample."""
         found: dict[str, float | None] = {}
         for one in self.bounds:
-            samples = [sample for record in records if record.error is None for sample in record.samples(one.measure)]
+            samples = [sample for record in records if record.counts for sample in record.samples(one.measure)]
             found[one.name] = one.of(samples) if samples else None
         return found
 
@@ -93,6 +93,8 @@ class Slo:
         """Goodput of `wall` seconds of load, and the bounds that it breaks; None without bounds."""
         if not self.bounds:
             return None
+        # Those whose client went away or was slow say nothing of the server.
+        records = [record for record in records if record.counts or record.error is not None]
         good = sum(map(self.keeps, records))
         values = self.values(records)
         limits = {one.name: one.limit for one in self.bounds}

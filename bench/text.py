@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from denizen.bench.client import TextTarget
+from denizen.bench.errors import BenchError
 from denizen.bench.kind import Kind
-from denizen.bench.options import lengths, positive_int
+from denizen.bench.options import json_field, lengths, positive_int, share_of
 from denizen.bench.report import load_table
 from denizen.bench.schema import FullLoad, Record
 from denizen.bench.summary import check, summarize
-from denizen.bench.workload import Workload, read_prompts
+from denizen.bench.workload import Nuisances, Workload, read_prompts
 
 if TYPE_CHECKING:
     import argparse
@@ -33,15 +34,51 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     prompts.add_argument("--prompts", type=Path, metavar="FILE", help="one a line, or .jsonl (`prompt` or `messages`)")
     group.add_argument(
+        "--prefix-tokens", type=positive_int, default=0, metavar="N", help="that prompts begin with and share"
+    )
+    group.add_argument(
+        "--prefixes", type=positive_int, default=1, metavar="N", help="different ones, drawn evenly (default: 1)"
+    )
+    group.add_argument(
+        "--turns", type=positive_int, default=1, metavar="N", help="requests of a conversation (default: 1)"
+    )
+    group.add_argument(
         "--output-len", type=lengths, default=(64, 64), metavar="MIN:MAX", help="max_tokens, drawn (default: 64:64)"
     )
     group.add_argument("--ignore-eos", action="store_true", help="fixed lengths: end ids do not end an answer")
     group.add_argument("--temperature", type=float, default=0.0, help="default: %(default)s")
     group.add_argument("--no-stream", dest="stream", action="store_false", help="whole answers: E2E only")
     group.add_argument("--stream", action="store_true", default=True, help="stream answers (the default)")
+    group.add_argument(
+        "--extra",
+        type=json_field,
+        action="append",
+        default=[],
+        metavar="NAME=JSON",
+        help="another field of every body, such as top_k=20; repeatable",
+    )
+    nuisances = parser.add_argument_group("clients that misbehave, apart from the numbers of the rest")
+    nuisances.add_argument(
+        "--cancel", type=share_of, metavar="SHARE:TOKENS", help="share that goes away after so many events with text"
+    )
+    nuisances.add_argument(
+        "--slow-readers", type=share_of, metavar="SHARE:BYTES", help="share that reads so many bytes a second"
+    )
 
 
 def _prepare(options: argparse.Namespace, _: Path) -> tuple[TextTarget, TextLoad]:
+    if options.cancel and not options.stream:
+        raise BenchError("--cancel needs streamed answers: leave out --no-stream")
+    if options.slow_readers and not options.stream:
+        raise BenchError("--slow-readers needs streamed answers: leave out --no-stream")
+    if options.turns > 1 and options.endpoint != "chat":
+        raise BenchError("--turns needs --endpoint chat")
+    if options.prefix_tokens and options.prompts:
+        raise BenchError("--prefix-tokens goes with --prompt-tokens, not with --prompts")
+    if options.prefixes > 1 and not options.prefix_tokens:
+        raise BenchError("--prefixes needs --prefix-tokens")
+    cancel, cancel_after = options.cancel or (0.0, 1)
+    slow, slow_pace = options.slow_readers or (0.0, 1000)
     target = TextTarget(
         url=options.url,
         model=options.model or "",
@@ -50,7 +87,8 @@ def _prepare(options: argparse.Namespace, _: Path) -> tuple[TextTarget, TextLoad
         stream=options.stream,
         ignore_eos=options.ignore_eos,
         timeout=options.timeout,
-        extra={"temperature": options.temperature},
+        extra={"temperature": options.temperature, **dict(options.extra)},
+        slow_pace=slow_pace,
     )
     workload = Workload(
         seed=options.seed,
@@ -58,6 +96,10 @@ def _prepare(options: argparse.Namespace, _: Path) -> tuple[TextTarget, TextLoad
         output_len=options.output_len,
         prompt_tokens=options.prompt_tokens,
         prompts=read_prompts(options.prompts) if options.prompts else None,
+        prefix_tokens=options.prefix_tokens,
+        prefixes=options.prefixes,
+        turns=options.turns,
+        nuisances=Nuisances(cancel, cancel_after, slow),
     )
     return target, TextLoad(workload, target)
 

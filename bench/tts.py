@@ -218,7 +218,7 @@ class TtsLoad:
         audio = sum(record.seconds for record in good)
         streamed = self.jitter is not None
         return SpeechSummary(
-            **common(records, wall, strains),
+            **common(records, good, wall, strains),
             audio_seconds=audio,
             audio_seconds_per_s=audio / wall if wall > 0 else 0.0,
             characters=sum(len(record.text) for record in good),
