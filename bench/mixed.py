@@ -217,6 +217,8 @@ def _run(classes: Sequence[Class], parts: Sequence[Part], target: MixTarget, opt
         described = part.arrivals.describe()
         unnamed: LoadResult[Any] = LoadResult(described, summary, one.passes, failure_counts(one.records))
         described["name"] = f"{one.name}, {load_name(unnamed)}"
+        for record in one.records:
+            record.level = described["name"]
         one.result = unnamed
     return stopped
 

@@ -79,10 +79,11 @@ class SpeechSummary(Summary):
     first_playable: Distribution | None
     first_audible: Distribution | None
     rtf: Distribution | None
-    seconds: Distribution | None
+    audio_s: Distribution | None
+    """Seconds of audio of an answer."""
     leading_silence: Distribution | None
-    jitter: float | None
-    """Seconds of a player's buffer; None for whole answers, as are the next three."""
+    jitter_ms: float | None
+    """Of a player's buffer; None for whole answers, as are the next two."""
     underruns: int | None
     interrupted: int | None
     """Requests with at least one."""

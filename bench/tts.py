@@ -153,7 +153,7 @@ def prepare(options: argparse.Namespace, _: Path) -> tuple[TtsTarget, TtsLoad]:
         instructions=options.instructions,
         fastest=options.max_chars_per_s,
         seeded=not options.no_seed,
-        jitter=None if options.stream == "none" else target.jitter,
+        jitter_ms=None if options.stream == "none" else options.jitter_ms,
     )
     return target, load
 
@@ -175,8 +175,8 @@ class TtsLoad:
     fastest: float = _FASTEST
     """Characters a second of audio from which on an answer counts as cut short."""
     seeded: bool = True
-    jitter: float | None = None
-    """Seconds of a player's buffer; None for whole answers."""
+    jitter_ms: float | None = None
+    """Of a player's buffer; None for whole answers."""
     _digests: dict[tuple[int, int], bytes] = field(default_factory=dict, repr=False)
 
     def jobs(self, level: int, number: int) -> list[Job]:
@@ -216,7 +216,7 @@ class TtsLoad:
     ) -> SpeechSummary:
         good = [record for record in records if record.error is None]
         audio = sum(record.seconds for record in good)
-        streamed = self.jitter is not None
+        streamed = self.jitter_ms is not None
         return SpeechSummary(
             **common(records, good, wall, strains),
             audio_seconds=audio,
@@ -226,9 +226,9 @@ class TtsLoad:
             first_playable=distribution([r.first_playable for r in good if r.first_playable is not None]),
             first_audible=distribution([r.first_audible for r in good if r.first_audible is not None]),
             rtf=distribution([record.rtf for record in good if record.rtf is not None]),
-            seconds=distribution([record.seconds for record in good]),
+            audio_s=distribution([record.seconds for record in good]),
             leading_silence=distribution([r.leading_silence for r in good if r.leading_silence is not None]),
-            jitter=self.jitter,
+            jitter_ms=self.jitter_ms,
             underruns=sum(record.underruns for record in good) if streamed else None,
             interrupted=sum(record.underruns > 0 for record in good) if streamed else None,
             stalled=distribution([record.stalled for record in good if record.underruns]),

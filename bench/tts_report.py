@@ -28,26 +28,26 @@ def speech_table(results: list[LoadResult[SpeechSummary]]) -> str:
             milliseconds("first audible ms", total.first_audible),
         ]
         rows = [
-            *(() if total.jitter is None else first),
+            *(() if total.jitter_ms is None else first),
             milliseconds("E2E ms", total.e2e),
             _plain("RTF", total.rtf),
-            _plain("audio s", total.seconds),
+            _plain("audio s", total.audio_s),
             milliseconds("leading silence ms", total.leading_silence),
             milliseconds("send lag ms", total.lag),
             milliseconds("client lag ms", total.loop_lag),
         ]
         lines = [heading, table(["", *COLUMNS], rows)]
-        if total.jitter is not None:
-            lines.append(_continuity(total, total.jitter))
+        if total.jitter_ms is not None:
+            lines.append(_continuity(total, total.jitter_ms))
         lines.extend(outcome_lines(result))
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
 
-def _continuity(total: SpeechSummary, jitter: float) -> str:
+def _continuity(total: SpeechSummary, jitter_ms: float) -> str:
     good = total.requests - total.failed
     text = f"{total.underruns} underruns in {total.interrupted} of {good} answers "
-    text += f"with {1000 * jitter:g} ms of jitter buffer"
+    text += f"with {jitter_ms:g} ms of jitter buffer"
     if total.stalled is not None:
         mean, most = 1000 * total.stalled.mean, 1000 * total.stalled.max
         text += f", which stalled for {mean:.0f} ms in the mean, {most:.0f} at most"

@@ -66,7 +66,8 @@ def test_classes_run_at_the_same_time_until_the_time_is_over(tmp_path: Path) -> 
     rows = [json.loads(line) for line in records.read_text(encoding="utf-8").splitlines()]
     for one_pass in (0, 1):
         for name in ("text", "tts", "asr"):
-            own = [row for row in rows if (row["level"], row["measured_pass"]) == (name, one_pass)]
+            level = f"{name}, concurrency 1"
+            own = [row for row in rows if (row["level"], row["measured_pass"]) == (level, one_pass)]
             assert len(own) > 4  # more than one block of jobs
             assert [row["index"] for row in own] == list(range(len(own)))
             assert min(row["scheduled"] for row in own) < 0.1

@@ -60,7 +60,7 @@ def test_a_sound_server_gives_a_valid_result(tmp_path: Path, flags: list[str]) -
         assert (summary["requests"], summary["failed"], summary["characters"]) == (12, 0, characters)
         assert summary["audio_seconds"] == pytest.approx(characters * SECONDS_A_CHARACTER, abs=1e-3)
         assert summary["audio_seconds_per_s"] == pytest.approx(summary["audio_seconds"] / summary["wall"])
-        assert summary["seconds"]["count"] == summary["e2e"]["count"] == summary["rtf"]["count"] == 12
+        assert summary["audio_s"]["count"] == summary["e2e"]["count"] == summary["rtf"]["count"] == 12
         if whole:
             assert summary["ttfb"] is summary["first_playable"] is summary["first_audible"] is None
             assert summary["underruns"] is summary["interrupted"] is None
@@ -184,7 +184,7 @@ def test_failures_make_the_result_invalid(
     assert message in failure
     summary = result["results"][0]["summary"]
     assert (summary["requests"], summary["failed"]) == (3, 1)
-    assert summary["e2e"]["count"] == summary["seconds"]["count"] == 2
+    assert summary["e2e"]["count"] == summary["audio_s"]["count"] == 2
     assert "INVALID" in capsys.readouterr().out
 
 
