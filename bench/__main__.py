@@ -8,7 +8,7 @@ import sys
 
 from denizen.bench.errors import BenchError
 
-_EXTRA = ("aiohttp", "jiwer", "soundfile", "tqdm", "whisper_normalizer")
+_EXTRA = ("aiohttp", "jinja2", "jiwer", "matplotlib", "soundfile", "tqdm", "whisper_normalizer")
 _REMEDY = "denizen-bench: {} is not installed: pip install 'denizen[bench]'"
 try:
     from denizen.bench import (
@@ -21,6 +21,7 @@ try:
         gpu_text,
         mixed,
         phases,
+        plot,
         sweep,
         text,
         tts,
@@ -32,7 +33,7 @@ except ModuleNotFoundError as missing:  # the base install leaves out what only 
     sys.exit(_REMEDY.format(missing.name))
 
 _KINDS = (text.KIND, asr.KIND, tts.KIND)
-_COMMANDS = (tts_wer, cpu_text, gpu_text, gpu_asr, frontend, arena, phases)
+_COMMANDS = (tts_wer, cpu_text, gpu_text, gpu_asr, frontend, arena, phases, plot)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -176,4 +176,4 @@ def error_text(text: str) -> str:
         error = json.loads(text)["error"]
         return str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, KeyError, TypeError):
-        return text[:200].strip() or "(empty body)"
+        return " ".join(text.split())[:200] or "(empty body)"

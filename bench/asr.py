@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from denizen.bench import clips, synthetic
 from denizen.bench.asr_client import AsrTarget, Job
-from denizen.bench.asr_report import transcript_table
 from denizen.bench.errors import BenchError
 from denizen.bench.kind import Kind
 from denizen.bench.options import positive_int
@@ -227,5 +226,4 @@ KIND = Kind(
     record=Transcript,
     add_options=_add_options,
     prepare=_prepare,
-    table=transcript_table,
 )

@@ -19,7 +19,7 @@ from denizen.bench.errors import BenchError
 from denizen.bench.figures import Figure, figures_of
 from denizen.bench.options import add_json_option, add_report_options, finish, positive_int, shown
 from denizen.bench.report import table
-from denizen.bench.schema import Report, write_records
+from denizen.bench.schema import Report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -141,9 +141,7 @@ def _servers(kind: Comparable, options: argparse.Namespace) -> int:
         for result in measured.report.results:
             result.load["name"] = f"{name}, {_load_label(result.load)}"
             report.results.append(result)
-    if inner.records:
-        write_records(inner.records, records)
-    return _conclude(report, runs, inner, partial(interleaved, turns))
+    return _conclude(report, runs, inner, partial(interleaved, turns), records)
 
 
 def turns_of(pattern: str, restarts: int) -> str:
@@ -295,11 +293,12 @@ def _conclude(
     runs: Sequence[Run],
     options: argparse.Namespace,
     estimate: Callable[[Sequence[float]], Estimate],
+    records: Sequence[Attempt] = (),
 ) -> int:
     rows = rows_of(runs, options.figures, options.smallest, estimate)
     report.figures["compare"] = [dataclasses.asdict(row) for row in rows]
     report.figures["order"] = "".join(run.side for run in runs)
-    return finish(report, options, body(rows, options.smallest, report.figures.get("notes", ())))
+    return finish(report, options, body(rows, options.smallest, report.figures.get("notes", ())), records)
 
 
 def body(rows: Sequence[Row], smallest: float, remarks: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
 """A kind of load (text, transcription, …), and the run of one: what `text`, `asr`, `sweep` and `compare` share.
 
-A kind brings its own options, makes a target and a load of them, and draws its table. Everything else is here: the
+A kind brings its own options, and makes a target and a load of them. Everything else is here: the
 server of `--launch`, the model's name, passes and levels, problems, and the result.
 """
 
@@ -28,7 +28,7 @@ from denizen.bench.options import (
     progress,
     shown,
 )
-from denizen.bench.schema import Report, write_records
+from denizen.bench.schema import Report
 from denizen.bench.slo import Slo
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from denizen.bench.api import Target
     from denizen.bench.levels import Load
-    from denizen.bench.schema import Attempt, LoadResult
+    from denizen.bench.schema import Attempt
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,6 @@ class Kind:
     prepare: Callable[[argparse.Namespace, Path], tuple[Target, Load[Any, Any]]]
     """Target and load of the options; files are made in the folder, which lives as long as the run. Raises
     BenchError for options that contradict each other."""
-    table: Callable[[list[LoadResult[Any]]], str]
 
     def add_parser(self, commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         parser = commands.add_parser(self.name, help=self.help, description=self.description)
@@ -71,9 +70,7 @@ class Kind:
 
     def run(self, options: argparse.Namespace) -> int:
         measured = self.measure(options)
-        if options.records:
-            write_records(options.records, measured.records)
-        return finish(measured.report, options, self.table(measured.report.results))
+        return finish(measured.report, options, records=measured.records)
 
     def measure(self, options: argparse.Namespace) -> Measured:
         """One run: all levels of load on one server."""

@@ -30,7 +30,7 @@ from denizen.bench.options import (
     shown,
 )
 from denizen.bench.report import load_name
-from denizen.bench.schema import LoadResult, Report, write_records
+from denizen.bench.schema import LoadResult, Report
 from denizen.bench.slo import Slo
 from denizen.bench.summary import failure_counts, pass_wall
 
@@ -81,9 +81,7 @@ def run(options: argparse.Namespace, kinds: dict[str, Kind]) -> int:
     report = Report("mixed", environment.describe(), shown(options))
     with tempfile.TemporaryDirectory(prefix="denizen-bench-") as scratch:
         _measure(classes, options, report, Path(scratch))
-    if options.records:
-        write_records(options.records, [record for one in classes for record in one.records])
-    return finish(report, options, _table(classes))
+    return finish(report, options, records=[record for one in classes for record in one.records])
 
 
 @dataclass
@@ -233,12 +231,3 @@ class _Elapsed:
     def show(self, _: object) -> None:
         now = self._before + min(time.monotonic() - self._start, self._seconds)
         self._bar.update(round(now) - self._bar.n)
-
-
-def _table(classes: Sequence[Class]) -> str:
-    blocks = [one.kind.table([one.result]) for one in classes if one.result is not None]
-    judged = [(one.name, one.result.summary.goodput) for one in classes if one.result is not None]
-    broken = [name for name, goodput in judged if goodput is not None and goodput.misses]
-    if any(goodput is not None for _, goodput in judged):
-        blocks.append(f"SLO broken by: {', '.join(broken)}" if broken else "every SLO kept")
-    return "\n\n".join(blocks)

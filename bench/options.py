@@ -8,14 +8,19 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from denizen.bench import environment
 from denizen.bench.errors import BenchError
 from denizen.bench.launch import DENIZEN
 from denizen.bench.load import ClosedLoop, OpenLoop
-from denizen.bench.report import verdict
+from denizen.bench.report import output
+from denizen.bench.report.result import Result
+from denizen.bench.schema import write_records
 from denizen.bench.slo import Bound, bound
 from tqdm import tqdm
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from denizen.bench.load import Arrivals
     from denizen.bench.schema import Attempt, Report
 
@@ -161,11 +166,33 @@ def add_json_option(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the result here")
 
 
-def add_report_options(parser: argparse.ArgumentParser) -> None:
+def add_out_options(parser: argparse._ActionsContainer) -> None:
+    """The folder with everything, and Markdown."""
+    parser.add_argument(
+        "--out",
+        type=folder,
+        metavar="DIR",
+        help="write everything there: result.json, records.jsonl, levels.csv, row.md, plots/*.png, report.html",
+    )
+    parser.add_argument("--markdown", action="store_true", help="print the result as rows of a Markdown table too")
+
+
+def add_report_options(parser: argparse.ArgumentParser, *, records: bool = True) -> None:
+    """How the result is kept and shown; `records` for sub-commands that have some."""
     group = parser.add_argument_group("result")
+    add_out_options(group)
     add_json_option(group)
-    group.add_argument("--records", type=Path, metavar="OUT", help="write one JSON line a request here")
+    if records:
+        group.add_argument("--records", type=Path, metavar="OUT", help="write one JSON line a request here")
     group.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def folder(text: str) -> Path:
+    """A folder to write to: that a file has its name is said before a run, not after it."""
+    path = Path(text)
+    if path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"'{text}' is a file; name a folder")
+    return path
 
 
 def progress(total: int, unit: str, options: argparse.Namespace) -> tqdm[NoReturn]:
@@ -188,12 +215,26 @@ def shown(options: argparse.Namespace) -> dict[str, Any]:
     return {name: plain(value) for name, value in vars(options).items() if name not in hidden}
 
 
-def finish(report: Report, options: argparse.Namespace, body: str) -> int:
-    """Prints the report, writes its JSON, returns the exit status."""
-    print(body)
-    print()
-    print(verdict(report))
-    if options.json:
-        report.write(options.json)
-        print(f"written to {options.json}")
+def finish(report: Report, options: argparse.Namespace, body: str = "", records: Sequence[Attempt] = ()) -> int:
+    """Prints the report and writes what was asked for; `body` is what the report's tables cannot say.
+
+    Returns the exit status. Raises BenchError naming the option whose file cannot be written.
+    """
+    environment.finish(report.environment)
+    if body:
+        print(body, end="\n\n")
+    print(output.text(Result(report.to_json(), report.kind), markdown=getattr(options, "markdown", False)))
+    json_file, records_file = getattr(options, "json", None), getattr(options, "records", None)
+    try:
+        if json_file:
+            report.write(json_file)
+            print(f"written to {json_file}")
+        if records_file:
+            write_records(records_file, records)
+    except OSError as error:
+        raise BenchError(
+            f"{error.filename}: {error.strerror}; --json and --records need a place to write to"
+        ) from error
+    if out := getattr(options, "out", None):
+        print("\n".join(output.write_folder(out, report, records)))
     return 0 if report.valid else 1

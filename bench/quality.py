@@ -53,8 +53,8 @@ def assess(records: Iterable[Transcript]) -> Quality:
         found["errors"] = errors.substitutions + errors.deletions + errors.insertions
     ranked = sorted(clips.values(), key=lambda found: (-found["errors"], found["clip"]))
     return Quality(
-        wer=count(spaced) if spaced else None,
-        cer=count(unspaced) if unspaced else None,
+        wer=_count_words(spaced),
+        cer=_count_words(unspaced),
         empty=empty,
         on_silence=on_silence,
         silent=silent,
@@ -62,6 +62,11 @@ def assess(records: Iterable[Transcript]) -> Quality:
         repeating=repeating,
         worst=[found for found in ranked[:_WORST] if found["errors"]],
     )
+
+
+def _count_words(pairs: Sequence[tuple[str, str]]) -> WordErrors | None:
+    """None where no reference has a word: what is invented on silence alone is no share of anything."""
+    return count(pairs) if any(has_words(reference) for reference, _ in pairs) else None
 
 
 def count(pairs: Sequence[tuple[str, str]]) -> WordErrors:

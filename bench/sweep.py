@@ -24,8 +24,7 @@ from denizen.bench.options import (
     positive_int,
     progress,
 )
-from denizen.bench.report import load_name, table
-from denizen.bench.schema import write_records
+from denizen.bench.report import load_name
 from denizen.bench.slo import Slo
 from denizen.bench.summary import overload
 
@@ -140,10 +139,7 @@ def run(kind: Kind, options: argparse.Namespace) -> int:
         report.figures["sweep"] = _figures(search, sweep)
         if search.good is None:
             report.problems.append(f"no rate down to {search.bad:g} req/s keeps the SLO")
-    if options.records:
-        write_records(options.records, sweep.records)
-    best = [result for result in sweep.results if result.load["rate"] == search.good]
-    return finish(report, options, f"{_table(sweep)}\n\n{kind.table(best)}\n\n{_conclusion(report.figures['sweep'])}")
+    return finish(report, options, _conclusion(report.figures["sweep"]), sweep.records)
 
 
 class _Sweep:
@@ -216,24 +212,6 @@ def _figures(search: Search, sweep: _Sweep) -> dict[str, Any]:
         "goodput_requests_per_s": goodput and goodput.requests_per_s,
         "levels": [{"rate": rate, "kept": good} for rate, good in search.tried],
     }
-
-
-def _table(sweep: _Sweep) -> str:
-    bounds = list(sweep.results[0].summary.goodput.bounds)
-    rows = []
-    for result, good in sorted(zip(sweep.results, sweep.good, strict=True), key=lambda pair: pair[0].load["rate"]):
-        goodput = result.summary.goodput
-        why = "overloaded" if result.stopped else "failures" if result.failures else ", ".join(goodput.misses)
-        rows.append(
-            [
-                f"{result.load['rate']:.4g}",
-                f"{result.summary.requests_per_s:.4g}",
-                f"{100 * goodput.share:.1f} %",
-                *("–" if goodput.values[name] is None else f"{1000 * goodput.values[name]:.1f}" for name in bounds),
-                "kept" if good else f"broken: {why}",
-            ]
-        )
-    return table(["req/s sent", "answered", "good", *(f"{name} ms" for name in bounds), "SLO"], rows)
 
 
 def _conclusion(figures: dict[str, Any]) -> str:

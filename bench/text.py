@@ -10,7 +10,6 @@ from denizen.bench.client import TextTarget
 from denizen.bench.errors import BenchError
 from denizen.bench.kind import Kind
 from denizen.bench.options import json_field, lengths, positive_int, share_of
-from denizen.bench.report import load_table
 from denizen.bench.schema import FullLoad, Record
 from denizen.bench.summary import check, summarize
 from denizen.bench.workload import Nuisances, Workload, read_prompts
@@ -146,5 +145,4 @@ KIND = Kind(
     record=Record,
     add_options=_add_options,
     prepare=_prepare,
-    table=load_table,
 )

@@ -19,7 +19,6 @@ from denizen.bench.speech_schema import SpeechSummary, Spoken
 from denizen.bench.stats import distribution
 from denizen.bench.summary import common
 from denizen.bench.tts_client import STREAMED, Job, TtsTarget
-from denizen.bench.tts_report import speech_table
 from denizen.bench.workload import digest_of
 
 if TYPE_CHECKING:
@@ -250,5 +249,4 @@ KIND = Kind(
     record=Spoken,
     add_options=_add_options,
     prepare=prepare,
-    table=speech_table,
 )

@@ -12,7 +12,6 @@ from denizen.bench import clips, environment, tts
 from denizen.bench.api import choose_model
 from denizen.bench.asr import AsrLoad
 from denizen.bench.asr_client import AsrTarget
-from denizen.bench.asr_report import quality_lines
 from denizen.bench.clips import Clip
 from denizen.bench.crew import Crew
 from denizen.bench.errors import BenchError
@@ -21,7 +20,7 @@ from denizen.bench.levels import run_level
 from denizen.bench.load import ClosedLoop
 from denizen.bench.options import add_report_options, add_server_options, finish, positive_int, progress, shown
 from denizen.bench.quality import assess, has_words, normalize
-from denizen.bench.schema import Report, Transcript, write_records
+from denizen.bench.schema import Report, Transcript
 
 if TYPE_CHECKING:
     import argparse
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
     from denizen.bench.api import Target
     from denizen.bench.levels import Load
-    from denizen.bench.schema import Attempt, LoadResult, Quality
+    from denizen.bench.schema import Attempt, LoadResult
     from denizen.bench.speech_schema import Spoken
     from denizen.bench.tts_client import TtsTarget
     from tqdm import tqdm
@@ -72,10 +71,8 @@ def run(options: argparse.Namespace) -> int:
     report = Report("tts-wer", environment.describe(), shown(options))
     with tempfile.TemporaryDirectory(prefix="denizen-bench-") as scratch:
         folder = _folder(options.wav_dir) if options.wav_dir else Path(scratch)
-        records, quality = _measure(options, report, folder)
-    if options.records:
-        write_records(options.records, records)
-    return finish(report, options, _table(report, quality))
+        records = _measure(options, report, folder)
+    return finish(report, options, records=records)
 
 
 def _folder(wanted: Path) -> Path:
@@ -88,7 +85,7 @@ def _folder(wanted: Path) -> Path:
     return wanted
 
 
-def _measure(options: argparse.Namespace, report: Report, folder: Path) -> tuple[list[Attempt], Quality]:
+def _measure(options: argparse.Namespace, report: Report, folder: Path) -> list[Attempt]:
     server = server_of(options)
     target, load = _speaking(options, folder)
     ears = AsrTarget(
@@ -110,10 +107,10 @@ def _measure(options: argparse.Namespace, report: Report, folder: Path) -> tuple
             heard: list[Transcript] = _once(report, "hearing", ears, hearing, loop, bar)
     report.data = {"seed": options.seed, **load.data(), "clips": len(audio), "clips_sha256": clips.sha256(audio)}
     good = [record for record in heard if record.error is None]
-    quality = assess(good)
-    report.figures = {"quality": quality, "by_voice": _by_voice(spoken, good)}
     report.problems.extend(vacuous(good))
-    return [*spoken, *heard], quality
+    if voices := _by_voice(spoken, good):
+        report.figures["by_voice"] = voices
+    return [*spoken, *heard]
 
 
 def _speaking(options: argparse.Namespace, folder: Path) -> tuple[TtsTarget, tts.TtsLoad]:
@@ -158,13 +155,23 @@ def _clips(folder: Path, spoken: Sequence[Spoken]) -> list[Clip]:
     return found
 
 
-def _by_voice(spoken: Sequence[Spoken], heard: Sequence[Transcript]) -> dict[str, Quality]:
-    """The same for each voice; empty if there are not several."""
+def _by_voice(spoken: Sequence[Spoken], heard: Sequence[Transcript]) -> dict[str, dict[str, Any]]:
+    """Error rates of each voice; empty if there are not several."""
     voices = {f"{record.index:05}.wav": record.voice for record in spoken if record.voice is not None}
     names = sorted(set(voices.values()))
     if len(names) < 2:
         return {}
-    return {name: assess(record for record in heard if voices.get(record.clip) == name) for name in names}
+    found = {}
+    for name in names:
+        own = [record for record in heard if voices.get(record.clip) == name]
+        quality = assess(own)
+        found[name] = {
+            "texts": len(own),
+            "wer_rate": quality.wer and quality.wer.rate,
+            "cer_rate": quality.cer and quality.cer.rate,
+            "empty": quality.empty,
+        }
+    return found
 
 
 def vacuous(heard: Sequence[Transcript]) -> list[str]:
@@ -180,19 +187,3 @@ def vacuous(heard: Sequence[Transcript]) -> list[str]:
     if len(said) == 1 < len(wanted):
         return [f"all {len(heard)} transcripts are {said.pop()!r}: does the ASR server hear, and is this speech?"]
     return []
-
-
-def _table(report: Report, quality: Quality) -> str:
-    lines = []
-    for result in report.results:
-        total = result.summary
-        lines.append(
-            f"{result.load['name']}: {total.requests - total.failed} ok, {total.failed} failed, "
-            f"{total.audio_seconds:.0f} s of audio in {total.wall:.1f} s"
-        )
-        lines.extend(f"failed: {failure}" for failure in result.failures)
-    lines.extend(quality_lines(quality))
-    for voice, one in report.figures["by_voice"].items():
-        rates = [f"{name} {100 * found.rate:.2f} %" for name, found in (("WER", one.wer), ("CER", one.cer)) if found]
-        lines.append(f"voice {voice}: {', '.join(rates) or 'nothing heard'}")
-    return "\n".join(lines)

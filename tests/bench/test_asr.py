@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -114,9 +115,12 @@ def test_wrong_words_and_invented_ones_are_counted(
     assert quality["wer"]["rate"] == pytest.approx((1 + 3 + 3) / 6)
     assert (quality["empty"], quality["on_silence"]) == (1, 1)
     printed = capsys.readouterr().out
-    assert "WER 116.67 % of 6 words (1 wrong, 3 missing, 3 added)" in printed
-    assert "1 empty transcripts of speech, 1 of 1 silent clips with words" in printed
-    assert "worst: b.flac: 3 errors" in printed
+    table = printed[printed.index("Quality") :].splitlines()
+    cells = dict(zip(re.split(r"  +", table[1]), re.split(r"  +", table[3]), strict=True))
+    assert (cells["WER %"], cells["WER words"]) == ("116.7", "6")
+    assert (cells["WER wrong"], cells["WER missing"], cells["WER added"]) == ("1", "3", "3")
+    assert (cells["empty"], cells["on silence"], cells["silent"]) == ("1", "1", "1")
+    assert re.search(r"b\.flac .* 3$", printed, re.MULTILINE)
 
 
 # Requests 0..2 are the warm-up, 3..5 the measured pass.
@@ -201,7 +205,7 @@ def test_forced_lengths_that_nobody_confirms_are_marked(tmp_path: Path, capsys: 
     with hearing(AsrBehaviour(usage=False)) as peer:
         _, result = bench(peer, tmp_path, *flags)
     assert result["results"][0]["summary"]["unchecked"] == 2
-    assert "2 answers of forced length had no usage" in capsys.readouterr().out
+    assert "2 answers had no usage" in capsys.readouterr().out
 
 
 def test_words_that_are_heard_in_silence_are_a_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,9 +220,8 @@ def test_words_that_are_heard_in_silence_are_a_rate(tmp_path: Path, capsys: pyte
         "rumble.flac",
         "hum.flac",
     }
-    printed = capsys.readouterr().out
-    assert "4 of 4 silent clips with words" in printed
-    assert "WER" not in printed  # of no words
+    assert quality["wer"] is None  # of no words
+    assert "on silence %" in capsys.readouterr().out
 
 
 def test_silence_goes_beside_recordings(tmp_path: Path, recordings: Path) -> None:

@@ -55,8 +55,8 @@ def test_each_class_has_its_own_load_and_result(tmp_path: Path, capsys: pytest.C
     assert result["data"]["classes"]["asr"]["clips"] == 2
     assert result["options"]["classes"]["tts"]["requests"] == 4
     printed = capsys.readouterr().out
-    assert "tts, concurrency 3: " in printed
-    assert "SLO" not in printed
+    assert "tts, concurrency 3 " in printed
+    assert "Service level objective" not in printed
 
 
 def test_classes_run_at_the_same_time_until_the_time_is_over(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_each_class_has_its_own_slo(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (text["misses"], text["share"]) == ([], 1)
     assert (tts["misses"], tts["good"]) == (["first_playable_p95"], 0)
     assert asr is None
-    assert "SLO broken by: tts" in capsys.readouterr().out
+    assert "broken: first_playable_p95" in capsys.readouterr().out
 
 
 def test_the_result_is_valid_only_if_every_class_is(tmp_path: Path) -> None:

@@ -34,25 +34,23 @@ def test_what_is_heard_as_it_was_said_has_no_errors(tmp_path: Path, capsys: pyte
         status, result = wer(peer, tmp_path)
     assert status == 0
     assert (result["valid"], result["kind"]) == (True, "tts-wer")
-    quality = result["figures"]["quality"]
+    quality = result["results"][1]["summary"]["quality"]
     assert quality["wer"]["rate"] == 0
     assert (quality["wer"]["references"], quality["wer"]["words"]) == (3, 3 + 6 + 6)
     assert [level["load"]["name"] for level in result["results"]] == ["speaking", "hearing"]
     assert [level["summary"]["requests"] for level in result["results"]] == [3, 3]
     assert sorted(body["input"] for body in peer.requests) == sorted(TEXTS)
-    assert "WER 0.00 % of 15 words" in capsys.readouterr().out
+    assert "WER %" in capsys.readouterr().out
 
 
 def test_wrong_words_are_counted_and_the_worst_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with conversing(lambda text: text.replace("a heavy", "the light").replace("Ten ", "")) as peer:
         status, result = wer(peer, tmp_path)
     assert status == 0
-    quality = result["figures"]["quality"]
+    quality = result["results"][1]["summary"]["quality"]
     assert quality["wer"]["rate"] == pytest.approx(3 / 15)
     assert [found["errors"] for found in quality["worst"]] == [2, 1]
-    assert "2 errors: 'the farmer sold a heavy suitcase' → 'the farmer sold the light suitcase'" in (
-        capsys.readouterr().out
-    )
+    assert "the farmer sold the light suitcase" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -88,7 +86,7 @@ def test_failures_on_either_side_make_the_result_invalid(tmp_path: Path) -> None
         status, result = wer(peer, tmp_path)
         assert status == 1
         assert result["problems"] == ["hearing: 1 requests failed: 1 × HTTP 500: deaf"]
-        assert result["figures"]["quality"]["wer"]["references"] == 2
+        assert result["results"][1]["summary"]["quality"]["wer"]["references"] == 2
     with conversing(behaviour=TtsBehaviour(refuse={0, 1, 2})) as peer:
         status, result = wer(peer, tmp_path)
         assert (status, peer.uploads) == (1, [])
@@ -113,9 +111,9 @@ def test_voices_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str
     texts.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     with conversing(lambda text: text.replace("farmer", "father")) as peer:
         _, result = wer(peer, tmp_path, "--texts", str(texts))
-    rates = {voice: one["wer"]["rate"] for voice, one in result["figures"]["by_voice"].items()}
+    rates = {voice: one["wer_rate"] for voice, one in result["figures"]["by_voice"].items()}
     assert rates == {"anna": 0, "bob": pytest.approx(1 / 6)}
-    assert "voice bob: WER 16.67 %" in capsys.readouterr().out
+    assert ["bob", "1", "16.67", "–", "0"] in [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
 def test_two_servers_and_drawn_sentences(tmp_path: Path) -> None:
