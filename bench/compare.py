@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from denizen.bench import environment, launch
-from denizen.bench.contrast import CONFIDENCE, ERROR, FAMILY, Estimate, independent, interleaved, judge
+from denizen.bench.contrast import ERROR, FAMILY, Estimate, independent, interleaved, judge
 from denizen.bench.errors import BenchError
 from denizen.bench.figures import Figure, figures_of
 from denizen.bench.options import add_json_option, add_report_options, finish, positive_int, shown
-from denizen.bench.report import table
 from denizen.bench.schema import Report
 
 if TYPE_CHECKING:
@@ -298,32 +297,15 @@ def _conclude(
     rows = rows_of(runs, options.figures, options.smallest, estimate)
     report.figures["compare"] = [dataclasses.asdict(row) for row in rows]
     report.figures["order"] = "".join(run.side for run in runs)
-    return finish(report, options, body(rows, options.smallest, report.figures.get("notes", ())), records)
+    return finish(report, options, meaning(rows, options.smallest), records)
 
 
-def body(rows: Sequence[Row], smallest: float, remarks: Sequence[str]) -> str:
-    """The table, and what its words mean."""
-    cells = [
-        [
-            row.load,
-            row.figure + (" ↑" if row.higher_is_better else " ↓"),
-            f"{statistics.median(row.a):.5g}",
-            f"{statistics.median(row.b):.5g}",
-            f"{row.ratio:.4f}",
-            "–" if row.low is None or row.high is None else f"{row.low:.4f} … {row.high:.4f}",
-            row.verdict,
-        ]
-        for row in rows
-    ]
+def meaning(rows: Sequence[Row], smallest: float) -> str:
+    """What the words of the table mean."""
     error = min(ERROR, FAMILY / len(rows))
     lines = [
-        table(
-            ["load", "figure (better: ↑ more, ↓ less)", "A", "B", "B/A", f"{100 * CONFIDENCE:g} % interval", "B is"],
-            cells,
-        ),
         f"medians of {len(rows[0].a)} and {len(rows[0].b)} restarts; a verdict needs the {100 * (1 - error):.3g} % "
         f"interval without 1, and a difference of {100 * smallest:g} %",
-        *(f"note: {remark}" for remark in remarks),
     ]
     if rows[0].freedom < 1:
         lines.append("too few restarts to say anything: at least two a side")

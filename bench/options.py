@@ -221,9 +221,8 @@ def finish(report: Report, options: argparse.Namespace, body: str = "", records:
     Returns the exit status. Raises BenchError naming the option whose file cannot be written.
     """
     environment.finish(report.environment)
-    if body:
-        print(body, end="\n\n")
-    print(output.text(Result(report.to_json(), report.kind), markdown=getattr(options, "markdown", False)))
+    markdown = getattr(options, "markdown", False)
+    print(output.text(Result(report.to_json(), report.kind), markdown=markdown, closing=body))
     json_file, records_file = getattr(options, "json", None), getattr(options, "records", None)
     try:
         if json_file:

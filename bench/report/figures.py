@@ -5,6 +5,8 @@ What is told apart by its shape: distributions, phases of steps, a comparison, n
 
 from __future__ import annotations
 
+import statistics
+from dataclasses import replace
 from typing import Any
 
 from denizen.bench.report.quantities import (
@@ -14,7 +16,6 @@ from denizen.bench.report.quantities import (
     cell,
     is_distribution,
     is_scalar,
-    number,
     quantity,
     words,
 )
@@ -26,8 +27,10 @@ _PHASES_IN_FULL = 2
 
 
 def figure_sections(figures: dict[str, Any]) -> list[Section]:
-    if is_comparison(figures):
-        return [compare_section(figures), *figure_sections(_beside_the_comparison(figures))]
+    if rows := comparison(figures):
+        others = {name: value for name, value in figures.items() if name not in ("compare", "notes")}
+        notes = [f"note: {note}" for note in figures.get("notes") or []]
+        return [Section("B against A", [compare_table(rows)], notes), *figure_sections(others)]
     if is_phases(figures):
         return phase_sections("", figures)
     found: list[Section] = []
@@ -42,9 +45,12 @@ def figure_sections(figures: dict[str, Any]) -> list[Section]:
     return found
 
 
-def is_comparison(figures: Any) -> bool:
-    metrics = figures.get("metrics") if isinstance(figures, dict) else None
-    return isinstance(metrics, dict) and any(isinstance(found, dict) and "ratio" in found for found in metrics.values())
+def comparison(figures: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a comparison: one a load and figure; empty if the figures hold none."""
+    rows = figures.get("compare")
+    if not isinstance(rows, list):
+        return []
+    return [row for row in rows if isinstance(row, dict) and {"load", "figure", "ratio", "verdict"} <= row.keys()]
 
 
 def is_phases(value: Any) -> bool:
@@ -67,42 +73,24 @@ def all_phases(figures: dict[str, Any], name: str = "") -> dict[str, dict[str, A
     return found
 
 
-def _beside_the_comparison(figures: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in figures.items() if name not in ("a", "b", "restarts", "metrics")}
+def compare_table(rows: list[dict[str, Any]]) -> Table:
+    """B over A: medians of the restarts, their ratio, its interval and the verdict."""
+    body = []
+    for row in rows:
+        shown = figure_quantity(row["figure"])
+        low, high = row.get("low"), row.get("high")
+        interval = MISSING if low is None or high is None else f"{low:.3f} … {high:.3f}"
+        medians = [shown.show(statistics.median(row[side])) if row.get(side) else MISSING for side in "ab"]
+        direction = "higher" if row.get("higher_is_better") else "lower"
+        body.append([row["load"], shown.heading, *medians, f"{row['ratio']:.3f}", interval, direction, row["verdict"]])
+    return Table(["load", "figure", "A", "B", "B / A", "95 % interval", "better is", "B is"], body, 2)
 
 
-def compare_section(figures: dict[str, Any]) -> Section:
-    """B over A, a row a metric: ratio, interval, verdict."""
-    rows = []
-    for name, found in figures["metrics"].items():
-        interval = [found.get("low"), found.get("high")]
-        text = MISSING if None in interval else f"{interval[0]:.3f} … {interval[1]:.3f}"
-        better = found.get("higher_is_better")
-        direction = MISSING if better is None else "higher" if better else "lower"
-        ratio = found.get("ratio")
-        rows.append(
-            [
-                f"{words(name)} {found.get('unit') or ''}".strip(),
-                _median(found.get("a")),
-                _median(found.get("b")),
-                MISSING if ratio is None else f"{ratio:.3f}",
-                text,
-                direction,
-                str(found.get("verdict", MISSING)),
-            ]
-        )
-    a, b = figures.get("a", "A"), figures.get("b", "B")
-    restarts = figures.get("restarts")
-    title = f"B against A{f', {restarts} restarts a side' if restarts else ''}"
-    header = ["", "A median", "B median", "B / A", "95 % interval", "better is", "B is"]
-    return Section(title, [Table(header, rows)], [f"A: {a}", f"B: {b}"])
-
-
-def _median(values: Any) -> str:
-    if not isinstance(values, list) or not values:
-        return MISSING
-    ordered = sorted(values)
-    return number((ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2)
+def figure_quantity(name: str) -> Quantity:
+    """Of `output_tokens_per_s`, or a statistic of samples: `ttft.p50`."""
+    metric, _, statistic = name.partition(".")
+    shown = quantity(metric, sampled=bool(statistic))
+    return replace(shown, label=f"{shown.label} {statistic}".strip())
 
 
 def phase_sections(title: str, groups: dict[str, Any]) -> list[Section]:

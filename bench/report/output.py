@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 LEVELS, ROW, PAGE, PLOTS = "levels.csv", "row.md", "report.html", "plots"
 
 
-def text(result: Result, *, markdown: bool = False) -> str:
-    """What a run prints: tables, the Markdown rows if asked for, and at the very end whether the numbers count."""
+def text(result: Result, *, markdown: bool = False, closing: str = "") -> str:
+    """What a run prints: tables, the Markdown rows if asked for, `closing` words that no table can say, and at the very
+    end whether the numbers count."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     blocks = [section.text(width) for section in sections([result])] or ["nothing was measured"]
     if markdown:
         blocks.append(to_markdown(result).rstrip())
-    return "\n\n".join([*blocks, verdict(result)])
+    return "\n\n".join([*blocks, *([closing] if closing else []), verdict(result)])
 
 
 def verdict(result: Result) -> str:

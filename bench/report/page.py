@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
-from denizen.bench.report.figures import all_phases, is_comparison
+from denizen.bench.report.figures import all_phases, comparison, figure_quantity
 from denizen.bench.report.markdown import machine, source
 from denizen.bench.report.plots.canvas import DARK, LIGHT
 from denizen.bench.report.quantities import cell, is_distribution, number, quantity, words
@@ -94,23 +94,18 @@ def command(environment: dict[str, Any]) -> str:
 
 def tiles(result: Result) -> list[Tile]:
     """The few numbers that a reader looks for first."""
-    found = [*_comparison(result), *_of_load(result)]
+    found = list(_comparison(result)) or list(_of_load(result))
     if not found:
         found = [*_of_phases(result), *_of_figures(result)]
     return found[:_MOST_TILES]
 
 
 def _comparison(result: Result) -> Iterator[Tile]:
-    if not is_comparison(result.figures):
-        return
-    for name, found in result.figures["metrics"].items():
-        if found.get("ratio") is not None:
-            low, high = found.get("low"), found.get("high")
-            interval = "" if None in (low, high) else f"95 %: {low:.3f} … {high:.3f}; "
-            verdict = str(found.get("verdict", ""))
-            yield Tile(
-                f"{words(name)}, B / A", f"{found['ratio']:.3f}", "×", f"{interval}{verdict}", verdict == "worse"
-            )
+    for row in comparison(result.figures):
+        low, high, verdict = row.get("low"), row.get("high"), str(row["verdict"])
+        interval = "" if low is None or high is None else f"; 95 %: {low:.3f} … {high:.3f}"
+        label = f"{figure_quantity(row['figure']).label}, B / A"
+        yield Tile(label, f"{row['ratio']:.3f}", "×", f"{verdict} at {row['load']}{interval}", verdict == "worse")
 
 
 def _of_load(result: Result) -> Iterator[Tile]:

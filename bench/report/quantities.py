@@ -100,7 +100,7 @@ def words(name: str) -> str:
 
 def number(value: float) -> str:
     """Three significant digits or more, whole numbers in full, thousands apart."""
-    if isinstance(value, int) or (value == int(value) and abs(value) >= 100):
+    if isinstance(value, int) or (value == int(value) and abs(value) >= 1000):
         return f"{int(value):,}"
     size = abs(value)
     if size >= 1e9:

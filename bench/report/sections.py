@@ -35,6 +35,8 @@ _HIDDEN = {
 _LAGS = ("lag", "loop_lag")
 #: Shown where there are any.
 _RARE = ("unchecked", "cancelled", "slow", "slow_cut")
+#: Requests that are in none of the other numbers.
+_APART = ("cancelled", "slow")
 #: At the end of a row, in this order: what matters least.
 _LAST = ("prompt_tokens", "output_tokens", "audio_seconds", "unchecked", "wall")
 
@@ -81,7 +83,8 @@ def throughput(rows: Sequence[tuple[Result, Level]], several: bool) -> Table:
     body = []
     for (result, level), values in zip(rows, flat, strict=True):
         failed = level.summary.get("failed", 0)
-        ok = level.summary["requests"] - failed if "requests" in level.summary else None
+        apart = sum(level.summary.get(name) or 0 for name in _APART)
+        ok = level.summary["requests"] - failed - apart if "requests" in level.summary else None
         warm_up = "warm-up" if level.failures and not failed else cell(failed)
         cells = [quantity(name).show(values.get(name)) for name in names]
         body.append([*_stub(result, level, several), cell(ok), warm_up, *cells])
@@ -129,7 +132,7 @@ def goodput(rows: Sequence[tuple[Result, Level]], several: bool) -> Table | None
         verdict = f"broken: {', '.join(broken)}" if broken else "kept"
         good = [number(100 * value["share"]), number(value["requests_per_s"])]
         body.append([*_stub(result, level, several), *kept, *good, verdict])
-    header = [f"{_bound(name).heading} ≤ {_bound(name).show(limit)}" for name, limit in bounds]
+    header = [f"{_bound(name).heading} ≤ {limit * _bound(name).scale:g}" for name, limit in bounds]
     return Table([*_stub_header(several), *header, "good %", "good req/s", "SLO"], body, 1 + several) if body else None
 
 
@@ -193,6 +196,12 @@ def notes(rows: Sequence[tuple[Result, Level]], several: bool) -> list[str]:
         name = ", ".join(_stub(result, level, several))
         lines += [f"{name}: failed: {failure}" for failure in level.failures]
         lines += [f"{name}: {level.stopped}"] if level.stopped else []
+    apart = {name: sum(level.summary.get(name) or 0 for _, level in rows) for name in (*_APART, "slow_cut")}
+    if apart["cancelled"] or apart["slow"]:
+        lines.append(
+            f"not in these numbers: {apart['cancelled']} requests cancelled, {apart['slow']} read slowly "
+            f"({apart['slow_cut']} of them cut off by the server)"
+        )
     if unchecked := sum(level.summary.get("unchecked") or 0 for _, level in rows):
         lines.append(f"{unchecked} answers had no usage: their numbers of tokens are unchecked")
     return lines

@@ -151,21 +151,20 @@ def phases() -> Report:
 
 
 def compare() -> Report:
-    metrics = {
-        "output_tokens_per_s": {
-            "ratio": 1.08, "low": 1.05, "high": 1.11, "verdict": "better", "unit": "tok/s",
-            "higher_is_better": True, "a": [100.0, 101.0], "b": [108.0, 109.0],
-        },
-        "ttft.p50": {
-            "ratio": 1.2, "low": 1.1, "high": 1.3, "verdict": "worse", "unit": "s",
-            "higher_is_better": False, "a": [0.1, 0.1], "b": [0.12, 0.12],
-        },
-        "e2e.p50": {
-            "ratio": 0.99, "low": None, "high": None, "verdict": "cannot tell", "unit": "s",
-            "higher_is_better": False, "a": [0.5], "b": [0.49],
-        },
-    }  # fmt: skip
-    return report("compare", figures={"a": "serve --x", "b": "serve --y", "restarts": 2, "metrics": metrics})
+    def row(figure: str, ratio: float, low: float | None, high: float | None, verdict: str) -> dict[str, Any]:
+        a = [0.1, 0.1, 0.11]
+        return {
+            "load": "c=8", "figure": figure, "a": a, "b": [ratio * value for value in a], "ratio": ratio, "low": low,
+            "high": high, "freedom": 3, "verdict": verdict, "higher_is_better": figure.endswith("_per_s"),
+        }  # fmt: skip
+
+    rows = [
+        row("output_tokens_per_s", 1.08, 1.05, 1.11, "better"),
+        row("ttft.p50", 1.2, 1.1, 1.3, "worse"),
+        row("e2e.p50", 0.99, None, None, "cannot tell"),
+    ]
+    figures = {"compare": rows, "order": "ABBA", "notes": ["not all runs had the same --seed"]}
+    return report("compare text", options={"a": "serve --x", "b": "serve --y"}, figures=figures)
 
 
 def nothing() -> Report:

@@ -32,13 +32,15 @@ _LOOK = """
     });
     const outside = texts.filter(text => {
       const place = text.getBoundingClientRect(), picture = text.ownerSVGElement.getBoundingClientRect();
-      return Math.min(place.left - picture.left, picture.right - place.right, place.top - picture.top,
-                      picture.bottom - place.bottom) < -2;
+      const across = Math.min(place.left - picture.left, picture.right - place.right);
+      return Math.min(across, place.top - picture.top, picture.bottom - place.bottom) < -2;
     });
     const body = inside.getComputedStyle(inside.document.body);
     return {
-      width: root.clientWidth, needed: root.scrollWidth,
-      outside: outside.map(text => text.textContent), smallest: Math.min(...heights), pictures: inside.document.querySelectorAll("svg").length,
+      width: root.clientWidth,
+      needed: root.scrollWidth,
+      outside: outside.map(text => text.textContent),
+      smallest: Math.min(...heights), pictures: inside.document.querySelectorAll("svg").length,
       loaded: inside.performance.getEntriesByType("resource").length,
       page: body.backgroundColor, text: body.color, ribbon: !!inside.document.querySelector(".ribbon"),
     };

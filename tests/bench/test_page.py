@@ -149,11 +149,11 @@ def test_key_figures_by_kind() -> None:
     assert labels("valid") == ["highest output tok/s", "TTFT p95", "ITL p99", "E2E p95", "failed"]
     assert labels("asr") == ["highest audio s/s", "E2E p95", "word error rate", "failed"]
     assert labels("phases") == ["iteration p50"] * 4
-    assert labels("compare") == ["output tokens per s, B / A", "ttft.p50, B / A", "e2e.p50, B / A"]
+    assert labels("compare") == ["output tok/s, B / A", "TTFT p50, B / A", "E2E p50, B / A"]
     assert labels("nothing") == []
     assert labels("without_samples")[-1] == "failed"
     assert "idle cpu" in labels("other_figures")
-    verdicts = [(tile.note.rpartition("; ")[2], tile.bad) for tile in page.tiles(results.result("compare"))]
+    verdicts = [(tile.note.partition(" at ")[0], tile.bad) for tile in page.tiles(results.result("compare"))]
     assert verdicts == [("better", False), ("worse", True), ("cannot tell", False)]
 
 

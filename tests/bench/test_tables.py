@@ -53,7 +53,7 @@ def test_markdown_escapes_what_ends_a_cell() -> None:
     ("value", "text"),
     [(0, "0"), (0.0, "0"), (1234567, "1,234,567"), (1234.5, "1,234"), (12.345, "12.35"), (0.25, "0.250"),
      (0.000123456, "0.000123"), (4.24e12, "4,240,000,000,000"), (4.2400001e12 + 0.5, "4.24e+12"), (-0.0685, "-0.0685"),
-     (123.456, "123.5"), (100.0, "100")],
+     (123.456, "123.5"), (100.0, "100.0")],
 )  # fmt: skip
 def test_numbers_keep_three_digits(value: float, text: str) -> None:
     assert number(value) == text
@@ -67,8 +67,8 @@ def test_numbers_keep_three_digits(value: float, text: str) -> None:
         ("rtf", True, "RTF", "1.50"),
         ("idle_cpu_percent", False, "idle cpu %", "1.50"),
         ("round_trip_us", False, "round trip µs", "1.50"),
-        ("wer.rate", False, "WER %", "150"),
-        ("client_cpu", False, "client CPU %", "150"),
+        ("wer.rate", False, "WER %", "150.0"),
+        ("client_cpu", False, "client CPU %", "150.0"),
         ("something_new", False, "something new", "1.50"),
     ],
 )
@@ -122,10 +122,13 @@ def test_an_objective_says_what_broke_it() -> None:
 
 def test_a_comparison_gives_ratio_interval_and_verdict() -> None:
     lines = printed("compare").splitlines()
-    [rate] = [line for line in lines if line.startswith("output tokens per s")]
+    [rate] = [line for line in lines if "output tok/s" in line]
     assert rate.split()[-5:] == ["1.050", "…", "1.110", "higher", "better"]
-    [unknown] = [line for line in lines if line.startswith("e2e.p50")]
+    [slower] = [line for line in lines if "TTFT p50 ms" in line]
+    assert slower.split()[3:6] == ["100.0", "120.0", "1.200"]
+    [unknown] = [line for line in lines if "E2E p50 ms" in line]
     assert unknown.split()[-4:] == ["–", "lower", "cannot", "tell"]
+    assert "note: not all runs had the same --seed" in lines
 
 
 def test_many_groups_of_steps_are_shown_by_their_medians() -> None:

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from denizen.bench.report.figures import VERDICTS, change_name, is_comparison
+from denizen.bench.report.figures import VERDICTS, comparison, figure_quantity
 from denizen.bench.report.plots.canvas import Plot, Theme, plain, style
 from matplotlib.ticker import MaxNLocator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
     from denizen.bench.report.result import Result
     from matplotlib.axes import Axes
 
 
 def plots(results: Sequence[Result]) -> list[Plot]:
+    """One plot a comparison and load level."""
     found = []
     for number, result in enumerate(results, 1):
-        if is_comparison(result.figures):
-            stem = "compare" if len(results) == 1 else f"compare-{number}"
-            found.append(_plot(stem, result, len(results) > 1))
+        by_load: dict[str, list[dict[str, Any]]] = {}
+        for row in comparison(result.figures):
+            by_load.setdefault(row["load"], []).append(row)
+        for index, (load, rows) in enumerate(by_load.items(), 1):
+            parts = [number] * (len(results) > 1) + [index] * (len(by_load) > 1)
+            stem = "-".join(["compare", *map(str, parts)])
+            title = ": ".join([*([result.name] if len(results) > 1 else []), f"B against A, {load}"])
+            found.append(_plot(stem, title, rows, invalid=not result.valid))
     return found
 
 
-def _plot(stem: str, result: Result, several: bool) -> Plot:
-    figures = result.figures
-    metrics = {name: found for name, found in figures["metrics"].items() if found.get("ratio") is not None}
-
+def _plot(stem: str, title: str, rows: list[dict[str, Any]], *, invalid: bool) -> Plot:
     def draw(axes: Axes, theme: Theme) -> None:
         colours = {"better": style(0, theme)[0], "worse": style(1, theme)[0]}
         ticks = []
-        for row, (name, found) in enumerate(metrics.items()):
+        for row, found in enumerate(rows):
             verdict = str(found.get("verdict", ""))
             change = 100 * (found["ratio"] - 1)
             hatch = "" if verdict in colours else "///"
@@ -45,7 +47,7 @@ def _plot(stem: str, result: Result, several: bool) -> Plot:
                 axes.errorbar(
                     [change], [row], xerr=[[change - low], [high - change]], color=theme.text, capsize=4, linewidth=1.4
                 )
-            ticks.append(_tick(name, found, verdict))
+            ticks.append(_tick(found, verdict))
         axes.axvline(0, color=theme.text, linewidth=1)
         axes.set_yticks(range(len(ticks)), ticks, fontsize=9)
         axes.invert_yaxis()
@@ -60,12 +62,10 @@ def _plot(stem: str, result: Result, several: bool) -> Plot:
             container.set_label("_" + label if label in seen else label)
             seen.add(label)
 
-    title = "B against A" + (f": {result.name}" if several else "")
     caption = "Bar: ratio of the medians. Line: its 95 % interval; one that holds 0 says nothing."
-    return Plot(stem, title, caption, draw, not result.valid, rows=2 * len(metrics))
+    return Plot(stem, title, caption, draw, invalid, rows=2 * len(rows))
 
 
-def _tick(name: str, found: dict[str, Any], verdict: str) -> str:
-    better = found.get("higher_is_better")
-    direction = "" if better is None else ", higher is better" if better else ", lower is better"
-    return f"{change_name(name)}{direction}\n{found['ratio']:.3f}: {verdict}"
+def _tick(row: dict[str, Any], verdict: str) -> str:
+    direction = "higher" if row.get("higher_is_better") else "lower"
+    return f"{figure_quantity(row['figure']).label}, {direction} is better\n{row['ratio']:.3f}: {verdict}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from denizen.bench.report.plots.canvas import Plot, scale, style
 from denizen.bench.report.plots.latency import drawn
-from denizen.bench.report.quantities import number, quantity
+from denizen.bench.report.quantities import quantity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ class _Point:
 
     @property
     def label(self) -> str:
-        return number(self.load)
+        return f"{self.load:.10g}"
 
 
 def plots(results: Sequence[Result]) -> list[Plot]:
@@ -132,7 +132,7 @@ def _chart(
             )  # fmt: skip
         scale(axes, "x", [p.x for p in points])
         if bound is not None:
-            axes.axhline(bound, color=theme.bad, linestyle=(0, (6, 2)), linewidth=1.2, label=f"SLO: {number(bound)}")
+            axes.axhline(bound, color=theme.bad, linestyle=(0, (6, 2)), linewidth=1.2, label=f"SLO: {bound:g}")
         scale(axes, "y", [p.y for p in points] + ([] if bound is None else [bound]))
         if label:
             _name(axes, points, theme)
