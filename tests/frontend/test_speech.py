@@ -118,15 +118,30 @@ def test_speed_changes_the_length(speaking: Running, speed: float) -> None:
 
 
 def test_events_carry_the_file_and_the_usage(speaking: Running) -> None:
-    for format in ("pcm", "wav"):
+    for format in ("pcm", "wav", "flac"):
         response = ask(speaking, response_format=format, stream_format="sse")
         assert response.headers["content-type"].startswith("text/event-stream")
         events = [json.loads(line[5:]) for line in response.text.splitlines() if line.startswith("data:")]
-        assert [event["type"] for event in events[:-1]] == ["speech.audio.delta"] * len(TEXT)
+        assert {event["type"] for event in events[:-1]} == {"speech.audio.delta"}
+        assert len(events) > len(TEXT), "a piece for each frame"
         content = b"".join(base64.b64decode(event["audio"]) for event in events[:-1])
         assert content == ask(speaking, response_format=format).content
         usage = {"input_tokens": len(TEXT), "output_tokens": len(TEXT), "total_tokens": 2 * len(TEXT)}
-        assert events[-1] == {"type": "speech.audio.done", "usage": usage}
+        assert events[-1] == {"type": "speech.audio.done", "finish_reason": "stop", "usage": usage}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("format", "content_type"), [("flac", "audio/flac"), ("opus", "audio/ogg")])
+def test_compressed_speech_can_be_heard(speaking: Running, format: str, content_type: str, stream: bool) -> None:
+    """The other direction decodes it: its duration is that of the tone."""
+    response = ask(speaking, response_format=format, stream=stream)
+    assert response.headers["content-type"] == content_type
+    assert len(response.content) < 2 * len(TEXT) * FRAME
+    files = {"file": response.content}
+    form = {"model": "ears", "response_format": "verbose_json"}
+    heard = speaking.http.post("/v1/audio/transcriptions", files=files, data=form)
+    assert heard.status_code == 200, heard.text
+    assert heard.json()["duration"] == pytest.approx(len(TEXT) * 0.08, abs=1e-3)
 
 
 def test_the_official_client_speaks(speaking: Running, tmp_path: Path) -> None:
@@ -166,7 +181,8 @@ def test_voices_and_models_are_listed(speaking: Running) -> None:
         ({"speed": 0.2}, "speed", "between 0.25 and 4"),
         ({"speed": 4.5}, "speed", "between 0.25 and 4"),
         ({"speed": "fast"}, "speed", "a number"),
-        ({"response_format": "mp3"}, "response_format", "'wav', 'pcm'"),
+        ({"response_format": "mp3"}, "response_format", "'wav', 'pcm', 'flac', 'opus'"),
+        ({"response_format": "WAV"}, "response_format", "'wav'"),
         ({"stream_format": "raw"}, "stream_format", "'audio' or 'sse'"),
         ({"stream_format": "sse", "stream": False}, "stream_format", "'stream'"),
         ({"instructions": "x" * 4097}, "instructions", "at most 4096"),
@@ -229,11 +245,31 @@ def test_max_tokens_ends_the_audio(stub: Stub) -> None:
     assert 'denizen_requests_total{model="bytes",outcome="length"} 1' in server.http.get("/metrics").text
 
 
+def test_speech_that_does_not_end_within_the_context_is_an_error(stub: Stub) -> None:
+    """Audio that is cut off without notice would pass for the whole."""
+    server = stub(speech={})
+    text = "x" * 4000  # leaves 96 frames
+    response = ask(server, text, stream=False)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == ("input", "speech_cut_off")
+    content, broken = break_off(server, input=text, stream_format="sse")
+    assert broken is None
+    assert last_event(content)["error"]["code"] == "speech_cut_off"
+    _, broken = break_off(server, input=text)
+    assert isinstance(broken, httpx.RemoteProtocolError)
+    content, _ = break_off(server, input=text, stream_format="sse", max_tokens=96)
+    assert last_event(content)["finish_reason"] == "length"
+
+
 def test_another_rate(stub: Stub) -> None:
-    server = stub(speech={"sample_rate": 16_000, "voices": ["only"]})
+    server = stub(speech={"sample_rate": 22_050, "voices": ["only"]})
     response = ask(server, response_format="pcm")
-    assert response.headers["x-sample-rate"] == "16000"
-    assert same(levels(response.content), expected(rate=16_000))
+    assert response.headers["x-sample-rate"] == "22050"
+    assert same(levels(response.content), expected(rate=22_050))
+    response = ask(server, response_format="opus")
+    assert response.status_code == 400, "Opus does not have this rate"
+    assert "'wav', 'pcm', 'flac' for this model" in response.json()["error"]["message"]
 
 
 def test_many_at_once_keep_their_audio_apart(speaking: Running) -> None:
@@ -243,8 +279,8 @@ def test_many_at_once_keep_their_audio_apart(speaking: Running) -> None:
     assert all(same(levels(answer), expected(text)) for answer, text in zip(answers, texts, strict=True))
 
 
-LONG = "a long text " * 300
-"""3,600 frames, 288 s: with 5 ms a step it takes 18 s at least."""
+LONG = "a long text " * 150
+"""1,800 frames, 144 s: with 5 ms a step it takes 9 s at least."""
 
 
 def test_audio_comes_while_it_is_made(stub: Stub) -> None:

@@ -171,7 +171,12 @@ impl Sink {
 
 impl Drop for Sink {
     fn drop(&mut self) {
-        self.complete();
+        if std::thread::panicking() {
+            // What a fault cut off must not look whole.
+            self.fail();
+        } else {
+            self.complete();
+        }
     }
 }
 
@@ -279,6 +284,28 @@ mod tests {
         assert_eq!(room, Err(Unsendable::Gone));
         sink.gone().await;
         assert_eq!(sink.drained().await, Err(Unsendable::Gone));
+    }
+
+    #[tokio::test]
+    async fn a_body_that_fails_gives_out_what_there_is_and_breaks_off() {
+        let (sink, mut events) = channel(100, LONG);
+        sink.push(Bytes::from_static(b"half"));
+        sink.fail();
+        drop(sink);
+        assert_eq!(&events.next().await.unwrap().unwrap()[..], b"half");
+        assert_eq!(events.next().await, Some(Err(BrokenOff)));
+    }
+
+    #[tokio::test]
+    async fn a_panic_breaks_a_body_off() {
+        let (sink, mut events) = channel(100, LONG);
+        let writer = tokio::spawn(async move {
+            sink.push(Bytes::from_static(b"half"));
+            panic!("on purpose");
+        });
+        assert!(writer.await.is_err());
+        assert!(events.next().await.unwrap().is_ok());
+        assert_eq!(events.next().await, Some(Err(BrokenOff)));
     }
 
     #[tokio::test]

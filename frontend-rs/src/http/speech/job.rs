@@ -35,6 +35,8 @@ pub struct Job {
     pub rate: u32,
     pub format: Format,
     pub delivery: Delivery,
+    /// The client chose its `max_tokens`.
+    pub bounded: bool,
 }
 
 /// Takes CPU time where the input is long.
@@ -49,7 +51,7 @@ pub fn prepare(app: &App, body: Bytes) -> Result<Job, ApiError> {
         instructions: bounded(&mut fields, "instructions")?.filter(|text| !text.trim().is_empty()),
         speed: fields.number("speed", SPEED)?.unwrap_or(1.0),
     };
-    let format = format(&mut fields)?;
+    let format = format(&mut fields, speaker.sample_rate)?;
     let delivery = delivery(&mut fields)?;
     fields.refuse("logit_bias", &[json!({})], "speech has no tokens to name")?;
     fields.take("user");
@@ -68,6 +70,7 @@ pub fn prepare(app: &App, body: Bytes) -> Result<Job, ApiError> {
         rate: speaker.sample_rate,
         format,
         delivery,
+        bounded: asked.is_some(),
         generate: Generate {
             model: model.clone(),
             prompt,
@@ -157,21 +160,23 @@ fn spoken(fields: &mut Fields) -> Result<Option<&'static str>, ApiError> {
     })
 }
 
-fn format(fields: &mut Fields) -> Result<Format, ApiError> {
+fn format(fields: &mut Fields, rate: u32) -> Result<Format, ApiError> {
     let Some(given) = fields.string("response_format")? else {
         return Ok(Format::Wav);
     };
-    Format::named(&given).ok_or_else(|| {
-        let names: Vec<String> = Format::ALL
-            .iter()
-            .map(|format| format!("'{}'", format.name()))
-            .collect();
-        let message = format!(
-            "'response_format' must be one of {}, not '{given}'",
-            names.join(", ")
-        );
-        ApiError::invalid("response_format", message)
-    })
+    let mut offered = Format::offered(rate);
+    offered
+        .find(|format| format.name() == given)
+        .ok_or_else(|| {
+            let names: Vec<String> = Format::offered(rate)
+                .map(|format| format!("'{}'", format.name()))
+                .collect();
+            let message = format!(
+                "'response_format' must be one of {} for this model, not '{given}'",
+                names.join(", ")
+            );
+            ApiError::invalid("response_format", message)
+        })
 }
 
 /// `stream_format`, and `stream`, which is true where nothing is said: OpenAI always streams.

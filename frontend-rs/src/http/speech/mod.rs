@@ -15,12 +15,12 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::{self, HeaderName};
-use axum::http::HeaderValue;
+use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 
 use super::error::ApiError;
 use super::{run, sse, App};
-use crate::sound::Encoder;
+use crate::sound::{Encoder, SoundError};
 use crate::speak::{Speaking, Step};
 use job::{Delivery, Job};
 
@@ -30,7 +30,7 @@ const SAMPLE_RATE: HeaderName = HeaderName::from_static("x-sample-rate");
 pub async fn speech(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let admission = run::admit(&app)?;
     let job = run::prepared(&app, &admission, request, job::prepare).await?;
-    let mut speaking = Speaking::start(&*app.backend, job.generate.clone())?;
+    let mut speaking = Speaking::start(&*app.backend, job.generate.clone(), job.bounded)?;
     let count = |error: &ApiError| app.counters.aborted(run::reason(error));
     let rate = HeaderValue::from(job.rate);
     let audio = HeaderValue::from_static(job.format.content_type());
@@ -59,15 +59,22 @@ pub async fn speech(State(app): State<Arc<App>>, request: Request) -> Result<Res
 
 /// The file as a whole, with its sizes.
 async fn whole(job: &Job, speaking: &mut Speaking) -> Result<Vec<u8>, ApiError> {
-    let mut encoder = Encoder::new(job.format, job.rate);
+    let mut encoder = Encoder::new(job.format, job.rate)?;
     let mut file = Vec::new();
     loop {
         match speaking.next().await? {
-            Step::Audio(samples) => file.extend(encoder.push(&samples)),
-            Step::Done(_) => break,
+            Step::Audio(samples) => file.extend(encoder.push(&samples)?),
+            Step::Done(..) => break,
         }
     }
-    file.extend(encoder.finish());
+    file.extend(encoder.finish()?);
     encoder.seal(&mut file);
     Ok(file)
+}
+
+impl From<SoundError> for ApiError {
+    fn from(error: SoundError) -> Self {
+        let status = StatusCode::INTERNAL_SERVER_ERROR;
+        Self::new(status, "internal_error", error.to_string())
+    }
 }

@@ -3,21 +3,40 @@
 use base64::engine::general_purpose::STANDARD;
 use base64::Engine;
 use serde_json::json;
+use tokio::time::Instant;
 
 use super::super::error::ApiError;
 use super::super::run::{self, Admission};
 use super::super::sse::{Sink, Unsendable};
 use super::super::App;
 use super::job::{Delivery, Job};
-use crate::route::Usage;
+use crate::route::{FinishReason, Usage};
 use crate::sound::Encoder;
 use crate::speak::{Speaking, Step};
+
+/// Why a stream ends before its time.
+enum Stop {
+    Unsendable(Unsendable),
+    Error(ApiError),
+}
+
+impl From<Unsendable> for Stop {
+    fn from(unsendable: Unsendable) -> Self {
+        Self::Unsendable(unsendable)
+    }
+}
+
+impl From<ApiError> for Stop {
+    fn from(error: ApiError) -> Self {
+        Self::Error(error)
+    }
+}
 
 /// Writes what is spoken until it ends, fails, or nobody reads it any more. `first` has come already.
 pub async fn stream(
     app: &App,
     job: &Job,
-    mut speaking: Speaking,
+    speaking: Speaking,
     first: Step,
     sink: &Sink,
     admission: Admission,
@@ -26,38 +45,11 @@ pub async fn stream(
         permit: _permit,
         deadline,
     } = admission;
-    let mut encoder = Encoder::new(job.format, job.rate);
-    let mut step = first;
-    let result = loop {
-        match step {
-            Step::Audio(samples) => send(sink, job.delivery, encoder.push(&samples)),
-            Step::Done(usage) => break Ok(usage),
-        }
-        if let Err(unsendable) = sink.room().await {
-            return give_up(app, job, sink, unsendable);
-        }
-        let next = tokio::select! {
-            biased;
-            () = sink.gone() => return app.counters.aborted("client_gone"),
-            () = tokio::time::sleep_until(deadline) => Err(ApiError::timeout(app.config.request_timeout)),
-            next = speaking.next() => next.map_err(ApiError::from),
-        };
-        step = match next {
-            Ok(next) => next,
-            Err(error) => break Err(error),
-        };
-    };
     // The row is free before the client has read the rest.
-    drop(speaking);
-    match result {
-        Ok(usage) => {
-            send(sink, job.delivery, encoder.finish());
-            if job.delivery == Delivery::Events {
-                sink.send(&done(usage).to_string());
-            }
-            sink.complete();
-        }
-        Err(error) => {
+    match write(app, job, speaking, first, sink, deadline).await {
+        Ok(()) => sink.complete(),
+        Err(Stop::Unsendable(unsendable)) => return give_up(app, job, sink, unsendable),
+        Err(Stop::Error(error)) => {
             app.counters.aborted(run::reason(&error));
             fail(job.delivery, sink, &error);
         }
@@ -65,6 +57,46 @@ pub async fn stream(
     if let Err(unsendable) = sink.drained().await {
         give_up(app, job, sink, unsendable);
     }
+}
+
+async fn write(
+    app: &App,
+    job: &Job,
+    mut speaking: Speaking,
+    first: Step,
+    sink: &Sink,
+    deadline: Instant,
+) -> Result<(), Stop> {
+    let mut encoder = Encoder::new(job.format, job.rate).map_err(ApiError::from)?;
+    let timeout = tokio::time::sleep_until(deadline);
+    tokio::pin!(timeout);
+    let mut step = first;
+    let (reason, usage) = loop {
+        match step {
+            Step::Audio(samples) => send(
+                sink,
+                job.delivery,
+                encoder.push(&samples).map_err(ApiError::from)?,
+            ),
+            Step::Done(reason, usage) => break (reason, usage),
+        }
+        sink.room().await?;
+        step = tokio::select! {
+            biased;
+            () = sink.gone() => return Err(Unsendable::Gone.into()),
+            () = &mut timeout => return Err(ApiError::timeout(app.config.request_timeout).into()),
+            step = speaking.next() => step.map_err(ApiError::from)?,
+        };
+    };
+    send(
+        sink,
+        job.delivery,
+        encoder.finish().map_err(ApiError::from)?,
+    );
+    if job.delivery == Delivery::Events {
+        sink.send(&done(reason, usage).to_string());
+    }
+    Ok(())
 }
 
 fn send(sink: &Sink, delivery: Delivery, bytes: Vec<u8>) {
@@ -79,9 +111,11 @@ fn send(sink: &Sink, delivery: Delivery, bytes: Vec<u8>) {
     }
 }
 
-fn done(usage: Usage) -> serde_json::Value {
+fn done(reason: FinishReason, usage: Usage) -> serde_json::Value {
+    let cut = reason == FinishReason::Length;
     json!({
         "type": "speech.audio.done",
+        "finish_reason": if cut { "length" } else { "stop" },
         "usage": {
             "input_tokens": usage.prompt,
             "output_tokens": usage.completion,
