@@ -8,7 +8,7 @@ from bisect import bisect_left
 #: Seconds before which nothing is said.
 _SHORTEST = 2.0
 #: How many requests, the first ones sent, show how long an answer takes.
-_EARLY = 20
+_EARLY = 8
 #: So many times their longest answer a level has run before it is judged: until then the number of open requests grows
 #: on any server, since the first answers are still to come.
 _SETTLED = 4.0

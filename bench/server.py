@@ -106,7 +106,10 @@ class Launched:
         self.stop()
 
     def start(self) -> None:
-        self._log = tempfile.TemporaryFile() if self.log_path is None else self.log_path.open("w+b")  # noqa: SIM115
+        try:
+            self._log = tempfile.TemporaryFile() if self.log_path is None else self.log_path.open("w+b")  # noqa: SIM115
+        except OSError as error:
+            raise BenchError(f"--launch-log {self.log_path}: {error}") from error
         self.started = time.perf_counter()
         try:
             self._process = subprocess.Popen(
