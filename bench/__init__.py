@@ -6,6 +6,8 @@
   `frontend.py`, `arena.py`, `plot.py`)
 - `workload.py` makes the requests, `load.py` decides when each is sent, `client.py` sends it and times the answer over
   `http1.py` and `sse.py`; `crew.py` does so in several processes, `strain.py` watches whether they keep up
+- `tts.py` and `tts_wer.py` measure speech: `sentences.py` is what is said, `tts_client.py` listens, `pcm.py` reads
+  audio as it arrives; `mixed.py` puts several kinds of load on one server, `mix.py` sends them
 - `checkpoint.py` makes random checkpoints of the `shapes/`; `floor.py` says what a step must at least take
 - `stats.py` and `summary.py` turn records into numbers; `schema.py` is the result file; `report/` draws it as
   tables, CSV, Markdown, plots and an HTML page

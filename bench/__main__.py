@@ -11,14 +11,29 @@ from denizen.bench.errors import BenchError
 _EXTRA = ("aiohttp", "jinja2", "jiwer", "matplotlib", "soundfile", "tqdm", "whisper_normalizer")
 _REMEDY = "denizen-bench: {} is not installed: pip install 'denizen[bench]'"
 try:
-    from denizen.bench import arena, asr, compare, cpu_text, frontend, gpu_asr, gpu_text, phases, plot, sweep, text
+    from denizen.bench import (
+        arena,
+        asr,
+        compare,
+        cpu_text,
+        frontend,
+        gpu_asr,
+        gpu_text,
+        mixed,
+        phases,
+        plot,
+        sweep,
+        text,
+        tts,
+        tts_wer,
+    )
 except ModuleNotFoundError as missing:  # the base install leaves out what only the harness needs
     if missing.name not in _EXTRA:
         raise
     sys.exit(_REMEDY.format(missing.name))
 
-_KINDS = (text.KIND, asr.KIND)
-_COMMANDS = (cpu_text, gpu_text, gpu_asr, frontend, arena, phases, plot)
+_KINDS = (text.KIND, asr.KIND, tts.KIND)
+_COMMANDS = (tts_wer, cpu_text, gpu_text, gpu_asr, frontend, arena, phases, plot)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,6 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for kind in _KINDS:
         kind.add_parser(commands)
+    mixed.add_parser(commands, _KINDS)
     sweep.add_parser(commands, _KINDS)
     compare.add_parser(commands, _KINDS)
     for command in _COMMANDS:

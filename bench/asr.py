@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from denizen.bench import clips, synthetic
 from denizen.bench.asr_client import AsrTarget, Job
+from denizen.bench.errors import BenchError
 from denizen.bench.kind import Kind
 from denizen.bench.options import positive_int
 from denizen.bench.quality import assess
 from denizen.bench.schema import Transcript, TranscriptSummary
 from denizen.bench.stats import distribution
+from denizen.bench.summary import common
 from denizen.bench.synthetic import Lengths
 from denizen.bench.workload import digest_of
 
@@ -53,7 +55,7 @@ def form_field(text: str) -> tuple[str, str]:
 
 def _add_options(options: argparse.ArgumentParser) -> None:
     parser = options.add_argument_group("requests")
-    source = parser.add_mutually_exclusive_group(required=True)
+    source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "--data",
         type=Path,
@@ -66,12 +68,24 @@ def _add_options(options: argparse.ArgumentParser) -> None:
         "--synthetic-from", type=Path, nargs="+", metavar="FILE", help="the same cut from 16 kHz recordings"
     )
     parser.add_argument(
+        "--silence",
+        type=positive_int,
+        metavar="N",
+        help="add N clips of silence, faint hiss, rumble and hum: words in their transcripts are invented",
+    )
+    parser.add_argument(
         "--clips", type=positive_int, metavar="N", help=f"use the first N (default: all; synthetic: {SYNTHETIC_CLIPS})"
     )
     parser.add_argument(
-        "--seconds", type=spread, default=SECONDS, metavar="MIN:MAX[:MEAN]", help="synthetic lengths (2:20:7.4)"
+        "--seconds",
+        type=spread,
+        default=SECONDS,
+        metavar="MIN:MAX[:MEAN]",
+        help="lengths of clips that are made (2:20:7.4)",
     )
-    parser.add_argument("--format", choices=("wav", "flac"), default="flac", help="synthetic uploads (%(default)s)")
+    parser.add_argument(
+        "--format", choices=("wav", "flac"), default="flac", help="of clips that are made (%(default)s)"
+    )
     parser.add_argument("--requests", type=positive_int, metavar="N", help="a pass (default: each clip once)")
     parser.add_argument("--language", help="of clips that name none (default: the server detects it)")
     parser.add_argument(
@@ -97,12 +111,21 @@ def _add_options(options: argparse.ArgumentParser) -> None:
 
 
 def prepare(options: argparse.Namespace, scratch: Path) -> list[Clip]:
-    """The clips that the options ask for, those that are made in `scratch`."""
+    """The clips that the options ask for, those that are made in `scratch`. Raises BenchError for none."""
+    found: list[Clip] = []
     if options.data is not None:
         found = clips.read(options.data)[: options.clips]
-    else:
+    elif options.synthetic or options.synthetic_from:
         count = options.clips or SYNTHETIC_CLIPS
         found = synthetic.make(scratch, count, options.seconds, options.format, options.seed, options.synthetic_from)
+    if options.silence:
+        if options.output_tokens:
+            raise BenchError(
+                "--silence: answers of forced length (--output-tokens) cannot be empty; leave one of them out"
+            )
+        found += synthetic.silence(scratch, options.silence, options.seconds, options.format, options.seed)
+    if not found:
+        raise BenchError("asr needs recordings: give --data, --synthetic, --synthetic-from or --silence")
     if options.language:
         found = [dataclasses.replace(clip, language=clip.language or options.language) for clip in found]
     return found
@@ -180,20 +203,12 @@ class AsrLoad:
         good = [record for record in records if record.error is None]
         audio = sum(record.seconds for record in good)
         return TranscriptSummary(
-            requests=len(records),
-            failed=len(records) - len(good),
-            wall=wall,
-            requests_per_s=len(good) / wall if wall > 0 else 0.0,
+            **common(records, good, wall, strains),
             audio_seconds=audio,
             audio_seconds_per_s=audio / wall if wall > 0 else 0.0,
             output_tokens=sum(record.output_tokens or 0 for record in good),
             unchecked=sum(record.max_tokens is not None and record.output_tokens is None for record in good),
             quality=assess(good),
-            e2e=distribution([record.e2e for record in good]),
-            lag=distribution([record.lag for record in good]),
-            loop_lag=distribution([late for strain in strains for late in strain.loop_lag]),
-            client_cpu=max((strain.cpu_share for strain in strains), default=0.0),
-            client_saturated=any(strain.saturated for strain in strains),
         )
 
     def total(

@@ -174,7 +174,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--budget", type=positive_float, default=400.0, metavar="S", help="nothing starts after it")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, synthetic=True, silence=None)
 
 
 def run(options: argparse.Namespace) -> int:

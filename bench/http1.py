@@ -20,8 +20,8 @@ _SLOW_BUFFER = 4096
 class Sink(Protocol):
     """What takes an answer. An exception in either method ends the exchange with it."""
 
-    def begin(self, status: int) -> None:
-        """The head has arrived."""
+    def begin(self, status: int, headers: dict[str, str]) -> None:
+        """The head has arrived; names and values in lower case."""
         ...
 
     def feed(self, data: bytes) -> None:
@@ -117,7 +117,7 @@ class Connection(asyncio.Protocol):
         self._keep = headers.get("connection") != "close" and version == "HTTP/1.1"
         self._in_body = True
         assert self._sink is not None
-        self._sink.begin(status)
+        self._sink.begin(status, headers)
         return data
 
     def _body(self, data: bytes) -> None:

@@ -237,6 +237,8 @@ class Quality:
     """Transcripts with words whose reference has none."""
     silent: int
     """References without a word."""
+    on_silence_rate: float | None = None
+    """The first of these over the second; None without silence."""
     repeating: int
     """Transcripts that repeat a phrase over and over, more often than their reference."""
     worst: list[dict[str, Any]] = field(default_factory=list)

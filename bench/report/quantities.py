@@ -54,6 +54,9 @@ _KNOWN = {
     "deletions": Quantity("missing"),
     "insertions": Quantity("added"),
     "on_silence": Quantity("on silence"),
+    "on_silence_rate": Quantity("on silence", "%", 100),
+    "wer_rate": Quantity("WER", "%", 100),
+    "cer_rate": Quantity("CER", "%", 100),
     "kl_mean": Quantity("KL mean", "nats"),
     "kl_p99": Quantity("KL p99", "nats"),
 }
