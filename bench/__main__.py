@@ -33,6 +33,7 @@ except ModuleNotFoundError as missing:  # the base install leaves out what only 
     sys.exit(_REMEDY.format(missing.name))
 
 _KINDS = (text.KIND, asr.KIND, tts.KIND)
+_MIXED = mixed.Mixed(_KINDS)
 _COMMANDS = (tts_wer, cpu_text, gpu_text, gpu_asr, frontend, arena, phases, plot)
 
 
@@ -47,9 +48,9 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for kind in _KINDS:
         kind.add_parser(commands)
-    mixed.add_parser(commands, _KINDS)
+    _MIXED.add_parser(commands)
     sweep.add_parser(commands, _KINDS)
-    compare.add_parser(commands, _KINDS)
+    compare.add_parser(commands, (*_KINDS, _MIXED))
     for command in _COMMANDS:
         command.add_parser(commands)
     options = parser.parse_args(argv)

@@ -6,6 +6,7 @@ import csv
 import datetime
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,7 @@ _GPU_FIELDS = (
 )
 _GPU_STATE = ("clocks.sm", "clocks.mem", "pstate", "temperature.gpu", "power.draw")
 _SECRET_FLAGS = ("--api-key",)
+_SECRETS = re.compile(r"(--api-key[= ]|\b\w*(?:KEY|TOKEN|SECRET|PASSWORD)=)(?:'[^']*'|\"[^\"]*\"|\S+)")
 #: Environment variables that change what is measured.
 _VARIABLES = ("DENIZEN_", "CUDA_", "NCCL_", "OMP_", "MKL_", "MALLOC_", "PYTORCH_", "TORCH", "TRITON_")
 _SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")
@@ -94,8 +96,13 @@ def redact(argv: list[str]) -> list[str]:
         elif flag in _SECRET_FLAGS and equals:
             shown.append(f"{flag}=***")
         else:
-            shown.append(word)
+            shown.append(redact_text(word))
     return shown
+
+
+def redact_text(line: str) -> str:
+    """A command line in one string without its secrets: values of --api-key, and of variables named like one."""
+    return _SECRETS.sub(r"\1***", line)
 
 
 def model_revision(checkpoint: str | Path) -> str | None:

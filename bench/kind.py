@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from denizen.bench import environment
 from denizen.bench.api import choose_model
-from denizen.bench.errors import BenchError
-from denizen.bench.launch import running, server_of, startup
+from denizen.bench.launch import death_of, running, server_of, startup
 from denizen.bench.levels import collect, run_levels
 from denizen.bench.options import (
     add_arrival_options,
@@ -121,12 +120,8 @@ def session(kind: Kind, options: argparse.Namespace) -> Iterator[Session]:
             target = choose_model(target)
             report.options["model"] = target.model
             if server is not None:
-                report.environment["server"] = server.command
+                report.environment["server"] = environment.redact(server.command)
                 report.figures["startup"] = startup(server, target, load.jobs(0, 0)[0])
             yield Session(Measured(report), target, load)
-            if server is not None:
-                try:
-                    server.check_alive()
-                except BenchError as death:
-                    report.problems.append(f"the server died: {death}")
+            report.problems.extend(death_of(server))
         report.data = {"seed": options.seed, **load.data()}

@@ -104,6 +104,16 @@ def running(server: Launched | None, options: argparse.Namespace) -> Iterator[No
         server.log_path.unlink(missing_ok=True)
 
 
+def death_of(server: Launched | None) -> list[str]:
+    """Why a result is invalid if the server has ended by itself."""
+    try:
+        if server is not None:
+            server.check_alive()
+    except BenchError as death:
+        return [f"the server died: {death}"]
+    return []
+
+
 def startup(server: Launched, target: Target, job: Job) -> dict[str, Any]:
     """How long the server took to start: seconds from the start of its process until it was ready, and until the first
     answer began, to `job` sent as soon as it was ready.

@@ -119,7 +119,7 @@ class Mix:
             done(record)
             # Failures may come faster than answers ever do.
             if record.error is not None and next(failed) == _MOST_FAILURES:
-                tickets.close(f"the pass ended after {_MOST_FAILURES} failures: {record.error}")
+                tickets.give_up(f"the pass ended after {_MOST_FAILURES} failures: {record.error}")
 
         tickets = _NamedTickets(part.name, share.tickets)
         own = Share(share.index, share.processes, tickets, share.clock)
@@ -183,8 +183,15 @@ class _NamedTickets(Tickets):
     def closed(self) -> bool:
         return self._whole.closed
 
-    def close(self, reason: str | None = None) -> None:
-        self._whole.close(None if reason is None else f"{self._name}: {reason}")
+    @property
+    def given_up(self) -> bool:
+        return self._whole.given_up
+
+    def close(self) -> None:
+        self._whole.close()
+
+    def give_up(self, reason: str) -> None:
+        self._whole.give_up(f"{self._name}: {reason}")
 
 
 def _numbered(job: Any, index: int) -> Job:

@@ -13,7 +13,8 @@ from denizen.bench import environment
 from denizen.bench.api import choose_model
 from denizen.bench.crew import Crew
 from denizen.bench.errors import BenchError
-from denizen.bench.launch import running, server_of
+from denizen.bench.kind import Measured
+from denizen.bench.launch import death_of, running, server_of, startup
 from denizen.bench.levels import collect
 from denizen.bench.load import ClosedLoop, OpenLoop
 from denizen.bench.mix import Mix, MixTarget, Part
@@ -49,39 +50,55 @@ _EXAMPLE = (
 )
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], kinds: Sequence[Kind]) -> None:
-    names = ", ".join(kind.name for kind in kinds)
-    parser = commands.add_parser(
-        "mixed",
-        help="several kinds of load on one server at once, each with its own SLO",
-        description="Puts several classes of requests on one server at once and reports each on its own, with its own "
-        "SLO and goodput. The result is valid only if all of them are.",
-        epilog=f"For example: denizen-bench mixed --seconds 60 {_EXAMPLE}. "
-        "`denizen-bench mixed KIND --help` lists what a class takes.",
-    )
-    add_server_options(parser)
-    parser.add_argument(
-        "--seconds", type=positive_float, default=30.0, metavar="S", help="a pass lasts (default: %(default)g)"
-    )
-    add_client_options(parser)
-    add_report_options(parser)
-    parser.add_argument(
-        "classes",
-        nargs=argparse.REMAINDER,
-        metavar="KIND … [+ KIND …]",
-        help=f"after all other options: classes of requests, each a kind ({names}) with its own options, a "
-        f"`{_PLUS}` between them",
-    )
-    parser.set_defaults(run=lambda options: run(options, {kind.name: kind for kind in kinds}))
+@dataclass(frozen=True)
+class Mixed:
+    """The sub-command."""
 
+    kinds: Sequence[Kind]
+    """What a class may be."""
+    name: str = "mixed"
 
-def run(options: argparse.Namespace, kinds: dict[str, Kind]) -> int:
-    check_passes(options)
-    classes = parse(options.classes, kinds)
-    report = Report("mixed", environment.describe(), shown(options))
-    with tempfile.TemporaryDirectory(prefix="denizen-bench-") as scratch:
-        _measure(classes, options, report, Path(scratch))
-    return finish(report, options, records=[record for one in classes for record in one.records])
+    def add_parser(self, commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+        parser = commands.add_parser(
+            self.name,
+            help="several kinds of load on one server at once, each with its own SLO",
+            description="Puts several classes of requests on one server at once and reports each on its own, with its "
+            "own SLO and goodput. The result is valid only if all of them are.",
+            epilog=f"For example: denizen-bench mixed --seconds 60 {_EXAMPLE}. "
+            "`denizen-bench mixed KIND --help` lists what a class takes.",
+        )
+        self.fill(parser)
+        add_report_options(parser)
+        parser.set_defaults(run=self.run)
+
+    def fill(self, parser: argparse.ArgumentParser) -> None:
+        """Adds all options that a measurement needs."""
+        add_server_options(parser)
+        parser.add_argument(
+            "--seconds", type=positive_float, default=30.0, metavar="S", help="a pass lasts (default: %(default)g)"
+        )
+        add_client_options(parser)
+        names = ", ".join(kind.name for kind in self.kinds)
+        parser.add_argument(
+            "classes",
+            nargs=argparse.REMAINDER,
+            metavar="KIND … [+ KIND …]",
+            help=f"after all other options: classes of requests, each a kind ({names}) with its own options, a "
+            f"`{_PLUS}` between them",
+        )
+
+    def run(self, options: argparse.Namespace) -> int:
+        measured = self.measure(options)
+        return finish(measured.report, options, records=measured.records)
+
+    def measure(self, options: argparse.Namespace) -> Measured:
+        """One run: all classes at once on one server."""
+        check_passes(options)
+        classes = parse(options.classes, {kind.name: kind for kind in self.kinds})
+        report = Report(self.name, environment.describe(), shown(options))
+        with tempfile.TemporaryDirectory(prefix="denizen-bench-") as scratch:
+            _measure(classes, options, report, Path(scratch))
+        return Measured(report, [record for one in classes for record in one.records])
 
 
 @dataclass
@@ -155,7 +172,11 @@ def _measure(classes: Sequence[Class], options: argparse.Namespace, report: Repo
         mix = MixTarget(
             url=options.url, model="", api_key=options.api_key, timeout=options.timeout, targets=tuple(targets)
         )
+        if server is not None:
+            report.environment["server"] = environment.redact(server.command)
+            report.figures["startup"] = startup(server, targets[0], prepared[0][1].jobs(0, 0)[0])
         stopped = _run(classes, parts, mix, options)
+        report.problems.extend(death_of(server))
     report.options["classes"] = {one.name: shown(one.options) for one in classes}
     report.data = {"seed": options.seed, "classes": {}}
     for one, part in zip(classes, parts, strict=True):

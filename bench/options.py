@@ -210,6 +210,8 @@ def shown(options: argparse.Namespace) -> dict[str, Any]:
             return [plain(item) for item in value]
         if isinstance(value, Bound):
             return f"{value.name}={value.limit:g}"
+        if isinstance(value, str):
+            return environment.redact_text(value)
         return str(value) if isinstance(value, Path) else value
 
     return {name: plain(value) for name, value in vars(options).items() if name not in hidden}

@@ -154,7 +154,6 @@ class _Sweep:
     def __init__(self, found: Session, crew: Crew, options: argparse.Namespace, bar: tqdm[NoReturn]) -> None:
         self.results: list[LoadResult[Any]] = []
         self.records: list[Attempt] = []
-        self.good: list[bool] = []
         self._found = found
         self._crew = crew
         self._options = options
@@ -183,12 +182,10 @@ class _Sweep:
         good = not (result.stopped or result.failures or goodput is None or goodput.misses)
         # A client that is late makes a good server look bad, and what it did not send is no proof of a good one.
         if why := overload(result.passes, options.max_client_lag / 1000):
-            self.good.append(False)
             self._found.report.problems.append(
                 f"{load_name(result)}: {why[0]}; the server may well take more than what was found"
             )
             raise _ClientLimit
-        self.good.append(good)
         if not self._bar.disable:
             self._bar.write(f"{load_name(result)}: {'SLO kept' if good else 'SLO broken'}", file=sys.stderr)
         return good

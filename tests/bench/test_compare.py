@@ -185,3 +185,14 @@ def test_figures_of_an_open_loop_leave_out_what_was_sent() -> None:
         "itl.p99",
         "requests_per_s",
     }
+
+
+def test_a_mix_is_compared_class_by_class(tmp_path: Path) -> None:
+    slow, fast = commands.peer(token_s=0.03), commands.peer(token_s=0.01)
+    user = ["text", "--concurrency", "1", "--output-len", "6"]
+    load = ["mixed", "--seconds", "0.5", "--max-client-lag", "60000", *user, "+", *user]
+    out = tmp_path / "compare.json"
+    assert main(["compare", "--a", slow, "--b", fast, "--json", str(out), *load]) == 0
+    rows = json.loads(out.read_text(encoding="utf-8"))["figures"]["compare"]
+    assert {row["verdict"] for row in rows if row["figure"] == "tpot.p50"} == {"better"}
+    assert len({row["load"] for row in rows}) == 2

@@ -154,3 +154,11 @@ def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     env, command, url = launch.parse(commands.peer(), "")
     with pytest.raises(BenchError, match="--launch-log"):
         Launched(command, url, env=env, log=tmp_path / "absent" / "log").start()
+
+
+def test_secrets_of_a_command_line_are_not_kept(tmp_path: Path) -> None:
+    command = f"MY_TOKEN=hunter2 {commands.peer()} --api-key=hunter2 --api-key hunter2"
+    status, result = run(tmp_path, "--launch", command)
+    assert status == 0
+    assert "hunter2" not in json.dumps(result)
+    assert result["environment"]["server"][-3:] == ["--api-key=***", "--api-key", "***"]
