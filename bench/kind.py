@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from denizen.bench import environment
 from denizen.bench.api import choose_model
+from denizen.bench.errors import BenchError
 from denizen.bench.launch import death_of, running, server_of, startup
 from denizen.bench.levels import collect, run_levels
+from denizen.bench.memory import MIB, Watch
 from denizen.bench.options import (
     add_arrival_options,
     add_client_options,
     add_report_options,
     add_server_options,
+    add_soak_options,
     check_passes,
     finish,
     load_levels,
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from denizen.bench.api import Target
     from denizen.bench.levels import Load
     from denizen.bench.schema import Attempt
+    from denizen.bench.server import Launched
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class Kind:
         add_arrival_options(parser, self.record)
         self.add_options(parser)
         add_client_options(parser)
+        add_soak_options(parser)
 
     def run(self, options: argparse.Namespace) -> int:
         measured = self.measure(options)
@@ -75,11 +80,20 @@ class Kind:
         """One run: all levels of load on one server."""
         check_passes(options)
         levels = load_levels(options)
+        if options.max_growth and not (options.soak and options.launch):
+            raise BenchError("--max-growth needs --soak and --launch: the memory of a server that is started here")
         with session(self, options) as found:
-            total = len(levels) * options.passes * found.load.requests
-            with progress(total, "req", options) as bar:
+            total = None if options.soak else len(levels) * options.passes * found.load.requests
+            with found.memory(options), progress(total, "req", options) as bar:
                 results, records = run_levels(
-                    found.target, found.load, levels, options.passes, bar, options.processes, slo=Slo(options.slo)
+                    found.target,
+                    found.load,
+                    levels,
+                    options.passes,
+                    bar,
+                    options.processes,
+                    slo=Slo(options.slo),
+                    soak=options.soak,
                 )
             collect(found.report, results, records, options.max_client_lag / 1000)
             found.measured.records = [record for level_records in records for record in level_records]
@@ -101,10 +115,25 @@ class Session:
     measured: Measured
     target: Target
     load: Load[Any, Any]
+    server: Launched | None
 
     @property
     def report(self) -> Report:
         return self.measured.report
+
+    @contextlib.contextmanager
+    def memory(self, options: argparse.Namespace) -> Iterator[None]:
+        """Watches the memory of the server over a soak."""
+        if self.server is None or not options.soak:
+            yield
+            return
+        with Watch(self.server.pid) as watch:
+            yield
+        found = self.report.figures["memory"] = watch.figures()
+        limit = options.max_growth
+        if limit and (found is None or found["per_hour"] > limit * MIB):
+            grown = "cannot be told: the soak is too short" if found is None else f"{found['per_hour'] / MIB:.1f} MiB"
+            self.report.problems.append(f"growth of the server's memory an hour: {grown} (limit {limit:g} MiB)")
 
 
 @contextlib.contextmanager
@@ -122,6 +151,6 @@ def session(kind: Kind, options: argparse.Namespace) -> Iterator[Session]:
             if server is not None:
                 report.environment["server"] = environment.redact(server.command)
                 report.figures["startup"] = startup(server, target, load.jobs(0, 0)[0])
-            yield Session(Measured(report), target, load)
+            yield Session(Measured(report), target, load, server)
             report.problems.extend(death_of(server))
         report.data = {"seed": options.seed, **load.data()}

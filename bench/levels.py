@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from denizen.bench.crew import Crew
@@ -10,7 +11,7 @@ from denizen.bench.schema import Attempt, LoadResult, Summary
 from denizen.bench.summary import failure_counts, overload, pass_wall
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from denizen.bench.api import Target
     from denizen.bench.crew import Limits
@@ -63,8 +64,11 @@ def run_levels(
     processes: int = 1,
     limits: Limits | None = None,
     slo: Slo | None = None,
+    soak: float | None = None,
 ) -> tuple[list[LoadResult[S]], list[list[R]]]:
     """Runs every level of load `passes` times; the first pass of each warms up. Returns results and all records.
+
+    With `soak` a level has more passes, until it has lasted so many seconds.
 
     With `limits.on_error` a level ends with a pass that had a failure, since its result is lost already.
     """
@@ -72,18 +76,26 @@ def run_levels(
     everything: list[list[R]] = []
     with Crew(target, processes, limits) as crew:
         for number, arrivals in enumerate(levels):
-            jobs = [load.jobs(number, one_pass) for one_pass in range(passes)]
+            jobs = _passes(load, number, passes, soak)
             result, records = run_level(crew, load, arrivals, jobs, bar, limits, slo)
             results.append(result)
             everything.append(records)
     return results, everything
 
 
+def _passes(load: Load[Any, Any], level: int, passes: int, soak: float | None) -> Iterator[Sequence[Job]]:
+    begun = time.monotonic()
+    number = 0
+    while number < passes or (soak is not None and time.monotonic() < begun + soak):
+        yield load.jobs(level, number)
+        number += 1
+
+
 def run_level(
     crew: Crew,
     load: Load[R, S],
     arrivals: Arrivals,
-    jobs: Sequence[Sequence[Job]],
+    jobs: Iterable[Sequence[Job]],
     bar: tqdm[NoReturn],
     limits: Limits | None = None,
     slo: Slo | None = None,

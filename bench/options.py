@@ -132,6 +132,20 @@ def add_slo_option(group: argparse._ArgumentGroup, record: type[Attempt], *, req
     )
 
 
+def add_soak_options(parser: argparse.ArgumentParser) -> None:
+    """Long runs."""
+    group = parser.add_argument_group("soak")
+    group.add_argument(
+        "--soak", type=positive_float, metavar="S", help="repeat passes until a level has lasted so many seconds"
+    )
+    group.add_argument(
+        "--max-growth",
+        type=positive_float,
+        metavar="MIB",
+        help="an hour by which the memory of a launched server may grow, with --soak; more makes the result invalid",
+    )
+
+
 def add_client_options(parser: argparse.ArgumentParser) -> None:
     """Passes, and the client that makes them."""
     group = parser.add_argument_group("client")
@@ -195,7 +209,7 @@ def folder(text: str) -> Path:
     return path
 
 
-def progress(total: int, unit: str, options: argparse.Namespace) -> tqdm[NoReturn]:
+def progress(total: int | None, unit: str, options: argparse.Namespace) -> tqdm[NoReturn]:
     """The progress bar: on a terminal only, and not with --quiet."""
     hidden = options.quiet or not sys.stderr.isatty()
     return tqdm(total=total, unit=unit, disable=hidden, dynamic_ncols=True)
