@@ -6,6 +6,7 @@ import csv
 import datetime
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -56,6 +57,7 @@ _SECRET_FLAGS = ("--api-key",)
 #: Environment variables that change what is measured.
 _VARIABLES = ("DENIZEN_", "CUDA_", "NCCL_", "OMP_", "MKL_", "MALLOC_", "PYTORCH_", "TORCH", "TRITON_")
 _SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+_SECRETS = re.compile(r"(--api-key[= ]|\b\w*(?:KEY|TOKEN|SECRET|PASSWORD)=)(?:'[^']*'|\"[^\"]*\"|\S+)")
 
 
 def describe(argv: list[str] | None = None) -> dict[str, Any]:
@@ -94,7 +96,7 @@ def redact(argv: list[str]) -> list[str]:
         elif flag in _SECRET_FLAGS and equals:
             shown.append(f"{flag}=***")
         else:
-            shown.append(word)
+            shown.append(redact_text(word))
     return shown
 
 
@@ -128,6 +130,11 @@ def _cpu_limit() -> float | None:
         return None if quota == "max" else int(quota) / int(period)
     except (OSError, ValueError):
         return None
+
+
+def redact_text(line: str) -> str:
+    """A command line in one string without its secrets: values of --api-key, and of variables named like one."""
+    return _SECRETS.sub(r"\1***", line)
 
 
 def _cpu_model() -> str | None:

@@ -121,7 +121,7 @@ def session(kind: Kind, options: argparse.Namespace) -> Iterator[Session]:
             target = choose_model(target)
             report.options["model"] = target.model
             if server is not None:
-                report.environment["server"] = server.command
+                report.environment["server"] = environment.redact(server.command)
                 report.figures["startup"] = startup(server, target, load.jobs(0, 0)[0])
             yield Session(Measured(report), target, load)
             if server is not None:

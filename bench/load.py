@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
 
 
+#: Above every number of a job.
+_GIVEN_UP = 1 << 62
+#: Seconds after which a process looks whether another one has given up.
+_LOOK_S = 0.2
+
+
 class Clock:
     """Monotonic seconds since `start`, a time of `time.perf_counter`, which all processes of a machine share."""
 
@@ -39,7 +45,7 @@ class Tickets:
         self._counter = counter
         self._next = 0
         self.reason: str | None = None
-        """Why this process gives out no more; None if another one has closed them, or none."""
+        """Why this process gave up; None if another one did, or none."""
 
     def __iter__(self) -> Iterator[int]:
         while (number := self._take()) < self._total:
@@ -50,13 +56,25 @@ class Tickets:
         """Whether all have been given out."""
         return (self._next if self._counter is None else self._counter.value) >= self._total
 
-    def close(self, reason: str | None = None) -> None:
+    @property
+    def given_up(self) -> bool:
+        """Whether what is open is not to be waited for."""
+        return (self._next if self._counter is None else self._counter.value) >= _GIVEN_UP
+
+    def close(self) -> None:
         """No more are given out."""
+        self._put(self._total)
+
+    def give_up(self, reason: str) -> None:
+        """No more are given out, and nobody waits for the answers that are still to come."""
         self.reason = reason
-        self._next = self._total
+        self._put(_GIVEN_UP)
+
+    def _put(self, following: int) -> None:
+        self._next = following
         if self._counter is not None:
             with self._counter.get_lock():
-                self._counter.value = self._total
+                self._counter.value = max(following, self._counter.value)
 
     def _take(self) -> int:
         if self._counter is None:
@@ -200,14 +218,17 @@ class OpenLoop:
                 if (ahead := scheduled - clock.now()) > 0:
                     await asyncio.sleep(ahead)
                 if reason := backlog.grows(clock.now()):
-                    share.tickets.close(reason)
-                    for task in open_:
-                        task.cancel()
+                    share.tickets.give_up(reason)
                 if share.tickets.closed:
                     break
                 task = group.create_task(user(chain, scheduled))
                 open_.add(task)
                 task.add_done_callback(open_.discard)
+            while open_:
+                if share.tickets.given_up:
+                    for task in open_:
+                        task.cancel()
+                await asyncio.wait(open_, timeout=_LOOK_S)
         return clock.now()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from denizen.bench import environment
+from denizen.bench.environment import redact_text
 from denizen.bench.errors import BenchError
 from denizen.bench.launch import DENIZEN
 from denizen.bench.load import ClosedLoop, OpenLoop
@@ -210,6 +211,8 @@ def shown(options: argparse.Namespace) -> dict[str, Any]:
             return [plain(item) for item in value]
         if isinstance(value, Bound):
             return f"{value.name}={value.limit:g}"
+        if isinstance(value, str):
+            return redact_text(value)
         return str(value) if isinstance(value, Path) else value
 
     return {name: plain(value) for name, value in vars(options).items() if name not in hidden}

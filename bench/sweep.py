@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import sys
@@ -133,13 +134,18 @@ def run(kind: Kind, options: argparse.Namespace) -> int:
             sweep = _Sweep(found, crew, options, bar)
             start = options.start_rate or sweep.rate_of_one_user()
             search = Search()
-            search.run(sweep.is_good, start, options.precision, options.highest_rate or math.inf)
+            with contextlib.suppress(_ClientLimit):
+                search.run(sweep.is_good, start, options.precision, options.highest_rate or math.inf)
         report = found.report
         report.results = sweep.results
         report.figures["sweep"] = _figures(search, sweep)
-        if search.good is None:
+        if search.good is None and search.bad is not None:
             report.problems.append(f"no rate down to {search.bad:g} req/s keeps the SLO")
     return finish(report, options, _conclusion(report.figures["sweep"]), sweep.records)
+
+
+class _ClientLimit(Exception):
+    """The client cannot send what higher rates ask for."""
 
 
 class _Sweep:
@@ -177,10 +183,11 @@ class _Sweep:
         good = not (result.stopped or result.failures or goodput is None or goodput.misses)
         # A client that is late makes a good server look bad, and what it did not send is no proof of a good one.
         if why := overload(result.passes, options.max_client_lag / 1000):
-            good = False
+            self.good.append(False)
             self._found.report.problems.append(
-                f"{load_name(result)}: {why[0]}; the server may well take more than this"
+                f"{load_name(result)}: {why[0]}; the server may well take more than what was found"
             )
+            raise _ClientLimit
         self.good.append(good)
         if not self._bar.disable:
             self._bar.write(f"{load_name(result)}: {'SLO kept' if good else 'SLO broken'}", file=sys.stderr)

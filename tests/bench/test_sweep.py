@@ -72,14 +72,14 @@ def test_levels_of_any_length_have_requests_of_their_own() -> None:
 def test_a_sweep_finds_what_a_server_can_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two rows and five tokens of 10 ms: 40 requests/s at the very most."""
     with serving(Behaviour(rows=2, token_s=0.01)) as peer:
-        arguments = ["--slo", "ttft_p90=0.25", "--start-rate", "10", "--precision", "0.3", "--level-seconds", "2"]
+        arguments = ["--slo", "ttft_p90=0.25", "--start-rate", "10", "--precision", "0.3", "--level-seconds", "1"]
         status, result = sweep(peer, tmp_path, "--output-len", "5", "--requests", "20", *arguments)
     assert status == 0
     assert result["valid"]
     found = result["figures"]["sweep"]
     assert found["highest_rate"] < found["lowest_rate_that_breaks_it"] <= 1.3 * found["highest_rate"]
     assert found["highest_rate"] < 60
-    assert found["goodput_share"] >= 0.9
+    assert found["goodput_share"] > 0.85  # a percentile of few requests lies between two of them
     by_rate = {level["load"]["rate"]: level["summary"]["goodput"] for level in result["results"]}
     assert by_rate[found["highest_rate"]]["misses"] == []
     assert by_rate[found["highest_rate"]]["values"]["ttft_p90"] <= 0.25
@@ -91,7 +91,7 @@ def test_a_sweep_finds_what_a_server_can_take(tmp_path: Path, capsys: pytest.Cap
 
 def test_requests_that_are_refused_break_the_slo_and_not_the_result(tmp_path: Path) -> None:
     with serving(Behaviour(limit=3, token_s=0.02)) as peer:
-        arguments = ["--slo", "e2e_p99=30", "--start-rate", "1", "--precision", "1", "--level-seconds", "1"]
+        arguments = ["--slo", "e2e_p99=30", "--start-rate", "4", "--precision", "1", "--level-seconds", "1"]
         status, result = sweep(peer, tmp_path, "--output-len", "5", "--requests", "4", *arguments)
     assert status == 0
     by_rate = {level["load"]["rate"]: level for level in result["results"]}
@@ -123,9 +123,11 @@ def test_no_rate_at_all_is_no_result(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_client_at_its_limit_makes_the_sweep_invalid(tmp_path: Path) -> None:
     with serving() as peer:
         arguments = ["--slo", "e2e_p99=30", "--start-rate", "50", "--level-seconds", "0.1", "--requests", "4"]
-        status, result = sweep(peer, tmp_path, *arguments, "--max-client-lag", "0.000001", "--most-levels", "40")
+        status, result = sweep(peer, tmp_path, *arguments, "--max-client-lag", "0.000001")
     assert status == 1
     assert "the client was too slow" in result["problems"][0]
+    assert result["figures"]["sweep"]["highest_rate"] is None
+    assert len(result["results"]) == 1  # what the client cannot send is not tried
 
 
 @pytest.mark.parametrize(
@@ -177,4 +179,4 @@ def test_goodput_of_a_plain_load(tmp_path: Path, capsys: pytest.CaptureFixture[s
     goodput = result["results"][0]["summary"]["goodput"]
     assert (goodput["good"], goodput["misses"]) == (0, ["e2e_max"])
     assert result["options"]["slo"] == ["ttft_p99=60", "e2e_max=1e-09"]
-    assert "SLO broken by e2e_max" in capsys.readouterr().out
+    assert "broken: e2e_max" in capsys.readouterr().out
