@@ -174,6 +174,8 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
                     yield f"{what}: {key}", cell(text or None)
             if name == "gpus" and not value:
                 yield "GPUs", "none"
+        elif name == "server" and isinstance(value, list):
+            yield name, shlex.join(map(str, value))
         elif name == "memory_bytes" and value:
             yield "memory", f"{value / 2**30:.1f} GiB"
         elif isinstance(value, dict):

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::audio::{AudioError, Decoder, Limits, Voice};
+use crate::audio::{AudioError, Decoder, Limits, Share, Voice};
 use crate::model::ModelEntry;
 use crate::route::{
     AbortOnDrop, AsrWindow, Backend, Event, Failure, FinishReason, Generate, Pcm, Sampling,
@@ -22,14 +22,16 @@ pub struct Recording {
     pub voice: Voice,
     /// Seconds of the original.
     pub duration_s: f64,
+    _share: Share,
 }
 
 impl Recording {
     /// Decodes a file and finds the speech in it. Blocks, for seconds if the file is long; `None` soon after `go_on` has
-    /// said no.
+    /// said no. What it takes is counted in `share` as it grows.
     pub fn open(
         bytes: &[u8],
         limits: &Limits,
+        mut share: Share,
         mut go_on: impl FnMut() -> bool,
     ) -> Result<Option<Self>, AudioError> {
         let mut decoder = Decoder::open(bytes, limits)?;
@@ -37,13 +39,16 @@ impl Recording {
             if !go_on() {
                 return Ok(None);
             }
+            share.set(decoder.bytes())?;
         }
         let audio = decoder.finish()?;
+        share.set(audio.pcm.capacity() * size_of::<f32>())?;
         let voice = Voice::detect(&audio.pcm, go_on);
         Ok(voice.map(|voice| Self {
             pcm: Arc::new(audio.pcm),
             voice,
             duration_s: audio.duration_s,
+            _share: share,
         }))
     }
 }
@@ -99,7 +104,7 @@ impl Windows {
                 frequency_penalty: 0.0,
                 seed: attempt.seed,
                 logit_bias: Vec::new(),
-                logprobs: None,
+                logprobs: attempt.logprobs.then_some(0),
             },
             prompt_logprobs: None,
             asr: Some(AsrWindow {
@@ -132,7 +137,10 @@ impl Listener for Windows {
         let mut heard = Heard::default();
         loop {
             match generation.next().await {
-                Some(Event::Token { id, .. }) => heard.tokens.push(id),
+                Some(Event::Token { id, logprob }) => {
+                    heard.tokens.push(id);
+                    heard.logprobs.extend(logprob.map(|known| known.logprob));
+                }
                 Some(Event::Done {
                     reason: FinishReason::Stop | FinishReason::Length,
                     asr: Some(asr),

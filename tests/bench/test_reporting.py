@@ -1,4 +1,4 @@
-"""Records to numbers, the result file, and the environment block."""
+"""Records to numbers, and the result file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from denizen.bench import environment
 from denizen.bench.schema import LoadResult, Record, Report
 from denizen.bench.summary import check, failure_counts, summarize
 
@@ -83,26 +82,3 @@ def test_the_result_file_round_trips_through_json(tmp_path: Path) -> None:
     assert read["results"][0]["summary"]["itl"]["count"] == 4
     report.problems.append("3 requests failed")
     assert report.to_json()["valid"] is False
-
-
-def test_the_environment_names_machine_and_source_and_no_secret() -> None:
-    found = environment.describe(["denizen-bench", "text", "--api-key", "hunter2", "--url", "x", "--api-key=hunter2"])
-    assert "hunter2" not in json.dumps(found)
-    assert found["command"][-1] == "--api-key=***"
-    assert found["cpus"] >= 1
-    assert found["packages"]["aiohttp"]
-    assert set(found) >= {"cpu", "gpus", "commit", "dirty", "python", "platform", "started", "load_average"}
-
-
-def test_sources_that_travelled_bring_their_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DENIZEN_COMMIT", "abc")
-    for value, dirty in (("0", False), ("1", True)):
-        monkeypatch.setenv("DENIZEN_DIRTY", value)
-        found = environment.describe([])
-        assert (found["commit"], found["dirty"]) == ("abc", dirty)
-    monkeypatch.delenv("DENIZEN_COMMIT")
-    monkeypatch.delenv("DENIZEN_DIRTY")
-    assert environment.describe([])["commit"] != "abc"
-    monkeypatch.setattr(environment, "_run", lambda *command: None)
-    found = environment.describe([])
-    assert (found["commit"], found["dirty"]) == (None, None)

@@ -55,7 +55,7 @@ def plots(results: Sequence[Result]) -> list[Plot]:
 def _against_rate(results: Sequence[Result], metric: str, mode: str) -> Plot | None:
     """p95 over rate; of a metric with a bound the bound's own statistic, and the bound."""
     shown = quantity(metric, sampled=True)
-    statistic, limit = _bound(results, metric)
+    statistic, limit = _bound(results, metric, mode)
 
     def point(level: Level) -> _Point | None:
         found = level.distributions().get(metric)
@@ -69,13 +69,15 @@ def _against_rate(results: Sequence[Result], metric: str, mode: str) -> Plot | N
     name = f"rate-{metric.replace('_', '-')}-{statistic}" + ("" if mode == "open" else "-closed")
     up = f"{shown.label} {statistic}" + (f", {shown.unit}" if shown.unit else "")
     bound = None if limit is None else limit * shown.scale
-    return _chart(results, point, name, title, across, up, label=mode == "closed", bound=bound)
+    return _chart(results, point, name, title, across, up, label=(6, -11) if mode == "closed" else None, bound=bound)
 
 
-def _bound(results: Sequence[Result], metric: str) -> tuple[str, float | None]:
+def _bound(results: Sequence[Result], metric: str, mode: str) -> tuple[str, float | None]:
     """Statistic and limit of the first bound on a metric that distributions have."""
     for result in results:
         for level in result.levels:
+            if level.load.get("mode") != mode:
+                continue
             for name, limit in ((level.summary.get("goodput") or {}).get("bounds") or {}).items():
                 own, _, statistic = name.rpartition("_")
                 if own == metric and statistic in (level.distributions().get(metric) or {}):
@@ -92,7 +94,7 @@ def _pareto(results: Sequence[Result], rate: str, each: str, up: str, across: st
 
     title = f"Throughput against speed a user, {rate.partition('_per')[0].replace('_', ' ')}"
     return _chart(
-        results, point, f"pareto-{rate.partition('_per')[0].replace('_', '-')}", title, across, up, label=True
+        results, point, f"pareto-{rate.partition('_per')[0].replace('_', '-')}", title, across, up, label=(5, 4)
     )
 
 
@@ -104,7 +106,7 @@ def _chart(
     across: str,
     up: str,
     *,
-    label: bool,
+    label: tuple[int, int] | None,
     bound: float | None = None,
 ) -> Plot | None:
     """A line for each family of levels of each result; nothing for a single point, which the table says better."""
@@ -138,22 +140,22 @@ def _chart(
         if bound is not None:
             axes.axhline(bound, color=theme.bad, linestyle=(0, (6, 2)), linewidth=1.2, label=f"SLO: {bound:g}")
         scale(axes, "y", [p.y for p in points] + ([] if bound is None else [bound]))
-        if label:
-            _name(axes, points, theme)
+        if label is not None:
+            _name(axes, points, label, theme)
         axes.set_xlabel(across)
         axes.set_ylabel(up)
 
-    caption = "One point a load level" + (", with its users or its requests/s." if label else ".")
+    caption = "One point a load level" + (", with its users or its requests/s." if label is not None else ".")
     return Plot(name, title, caption, draw, invalid)
 
 
-def _name(axes: Axes, points: Sequence[_Point], theme: Theme) -> None:
-    """Writes each point's load beside it, but not over another one's."""
+def _name(axes: Axes, points: Sequence[_Point], offset: tuple[int, int], theme: Theme) -> None:
+    """Writes each point's load beside it, `offset` points of type away, but not over another one's."""
     taken: list[tuple[float, float]] = []
     for p in points:
         x, y = axes.transAxes.inverted().transform(axes.transData.transform((p.x, p.y)))
         if all(abs(x - other) > 0.07 or abs(y - height) > 0.06 for other, height in taken):
-            axes.annotate(p.label, (p.x, p.y), (5, 4), textcoords="offset points", fontsize=9, color=theme.muted)
+            axes.annotate(p.label, (p.x, p.y), offset, textcoords="offset points", fontsize=9, color=theme.muted)
             taken.append((x, y))
 
 

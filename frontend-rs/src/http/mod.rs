@@ -53,6 +53,8 @@ pub struct HttpConfig {
     pub max_upload: usize,
     /// Longest audio of a file.
     pub max_audio: Duration,
+    /// Bytes that the decoded audio of all requests may take.
+    pub max_audio_memory: usize,
     /// Requests handled at once; more get 429.
     pub max_in_flight: usize,
     pub request_timeout: Duration,
@@ -71,6 +73,7 @@ impl Default for HttpConfig {
             max_body: 32 << 20,
             max_upload: 256 << 20,
             max_audio: Duration::from_secs(7200),
+            max_audio_memory: 2 << 30,
             max_in_flight: 1024,
             request_timeout: Duration::from_secs(600),
             text_threads: std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8)),
@@ -117,7 +120,7 @@ pub fn app(config: HttpConfig, backend: Arc<dyn Backend>) -> axum::Router {
             config.max_in_flight.min(Semaphore::MAX_PERMITS),
         )),
         decoding: Arc::new(Semaphore::new(config.text_threads.max(1))),
-        audio: audio::Counters::default(),
+        audio: audio::Counters::new(config.max_audio_memory),
         pool,
         counters: counters::Counters::default(),
         config,

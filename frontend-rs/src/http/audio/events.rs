@@ -34,13 +34,18 @@ pub async fn stream(work: Work, sink: &Sink, admission: Admission) {
         deadline,
     } = admission;
     let app = work.app.clone();
+    let logprobs = work.settings.logprobs;
     let mut deltas = Deltas::default();
     let mut report = |passages: &[crate::transcribe::Passage], _| {
-        for delta in passages
-            .iter()
-            .filter_map(|passage| deltas.push(&passage.segment.text))
-        {
-            sink.send(&json!({"type": "transcript.text.delta", "delta": delta}).to_string());
+        for passage in passages {
+            let Some(delta) = deltas.push(&passage.segment.text) else {
+                continue;
+            };
+            let mut event = json!({"type": "transcript.text.delta", "delta": delta});
+            if logprobs {
+                event["logprobs"] = json!(passage.logprobs);
+            }
+            sink.send(&event.to_string());
         }
     };
     let result = tokio::select! {

@@ -140,11 +140,12 @@ async fn decode(app: &App, file: Bytes) -> Result<Recording, ApiError> {
         max_seconds: app.config.max_audio.as_secs_f64(),
         ..Limits::default()
     };
+    let share = app.audio.memory.share();
     let abandoned = Arc::new(AtomicBool::new(false));
     let _abandon = Abandon(abandoned.clone());
     let work = move || {
         let _permit = permit;
-        Recording::open(&file, &limits, || !abandoned.load(Ordering::Relaxed))
+        Recording::open(&file, &limits, share, || !abandoned.load(Ordering::Relaxed))
     };
     let recording = tokio::task::spawn_blocking(work)
         .await
