@@ -11,7 +11,10 @@ from denizen.bench.report.quantities import is_distribution, level_name
 from denizen.bench.schema import SCHEMA
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from denizen.bench.schema import Attempt, Report
 
 RESULT, RECORDS = "result.json", "records.jsonl"
 _AGAIN = "measure again, or give the file that denizen-bench wrote with --out or --json"
@@ -107,6 +110,11 @@ class Result:
             elif isinstance(value, int | float):
                 found.append(value)
         return found
+
+
+def live(report: Report, label: str, records: Sequence[Attempt] = ()) -> Result:
+    """A run that has just ended, as its files would be read: their objects have texts for keys, and no tuples."""
+    return Result(json.loads(json.dumps(report.to_json())), label, [record.to_json() for record in records])
 
 
 def read(path: Path, label: str | None = None, records: Path | None = None) -> Result:
