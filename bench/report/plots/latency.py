@@ -66,7 +66,10 @@ def _plot(results: Sequence[Result], metric: str) -> Plot | None:
     if left_out:
         caption += f" {left_out} more levels are left out."
     invalid = any(not result.valid for result, _ in lines)
-    return Plot(f"cdf-{metric.replace('_', '-')}", f"{shown.label}: distribution", caption, draw, invalid)
+    title = f"{shown.label}: distribution"
+    if len(lines) == 1:  # without a legend
+        title += f", {lines[0][1].name}"
+    return Plot(f"cdf-{metric.replace('_', '-')}", title, caption, draw, invalid)
 
 
 def _curve(result: Result, level: Level, metric: str) -> tuple[list[float], list[float], bool]:
