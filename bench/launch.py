@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import shlex
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -87,6 +88,8 @@ def running(server: Launched | None, options: argparse.Namespace) -> Iterator[No
     if server is None:
         yield
         return
+    if not options.quiet and sys.stderr.isatty():
+        print(f"starting {shlex.join(server.command)}", file=sys.stderr)
     try:
         with server:
             try:

@@ -13,6 +13,7 @@ from denizen.bench.sweep import Search, cut
 from denizen.bench.text import TextLoad
 from denizen.bench.workload import Workload
 
+from .mixed_peer import doing_all
 from .peer import Behaviour, serving
 
 if TYPE_CHECKING:
@@ -180,3 +181,23 @@ def test_goodput_of_a_plain_load(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (goodput["good"], goodput["misses"]) == (0, ["e2e_max"])
     assert result["options"]["slo"] == ["ttft_p99=60", "e2e_max=1e-09"]
     assert "broken: e2e_max" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "bound", "options"),
+    [
+        ("tts", "first_playable_p95=30", ["--model", "mouth"]),
+        ("asr", "e2e_p95=30", ["--model", "ears", "--synthetic", "--clips", "2", "--seconds", "0.5:1"]),
+    ],
+)
+def test_every_kind_of_load_can_be_swept(kind: str, bound: str, options: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "sweep.json"
+    limits = ["--start-rate", "10", "--highest-rate", "20", "--level-seconds", "0.3", "--requests", "3"]
+    with doing_all() as peer:
+        words = ["sweep", kind, "--url", peer.url, "--slo", bound, *limits, *options, *_CLIENT, "--json", str(out)]
+        assert main(words) == 0
+    result = json.loads(out.read_text(encoding="utf-8"))
+    assert result["kind"] == f"sweep {kind}"
+    assert result["figures"]["sweep"]["highest_rate"] == 20
+    # A level has as many requests as its rate and its time ask for.
+    assert [level["summary"]["requests"] for level in result["results"]] == [3, 6]
