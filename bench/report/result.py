@@ -33,7 +33,7 @@ class Level:
 
     @property
     def record_label(self) -> str:
-        """What the lines of `records.jsonl` call this level."""
+        """What the lines of `records.jsonl` call this level, unless they call it by its own name."""
         if self.load.get("mode") == "closed":
             return f"c={self.load.get('concurrency')}"
         return f"{self.load.get('rate', 0):g}/s"
@@ -93,12 +93,14 @@ class Result:
 
     def samples(self, level: Level, metric: str) -> list[float]:
         """Every measured sample of a metric in the unit of the file; empty if the records do not tell."""
-        twins = [other for other in self.levels if other.record_label == level.record_label]
-        if len(twins) > 1:
-            return []
+        label = level.name
+        if all(record.get("level") != label for record in self.records):
+            label = level.record_label
+            if sum(other.record_label == label for other in self.levels) > 1:
+                return []
         found: list[float] = []
         for record in self.records:
-            if record.get("level") != level.record_label or not record.get("measured_pass") or record.get("error"):
+            if record.get("level") != label or not record.get("measured_pass") or record.get("error"):
                 continue
             value = record.get("gaps" if metric == "itl" else metric)
             if isinstance(value, list):
