@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from denizen.bench.schema import Attempt, Report
 
 RESULT, RECORDS = "result.json", "records.jsonl"
+#: Records with one of these are in no latency.
+_APART = ("error", "cancelled", "slow")
 _AGAIN = "measure again, or give the file that denizen-bench wrote with --out or --json"
 
 
@@ -35,8 +37,8 @@ class Level:
         return level_name(self.load)
 
     @property
-    def arrivals(self) -> str:
-        """What the lines of `records.jsonl` call a level that has no name of its own."""
+    def record_label(self) -> str:
+        """What the lines of `records.jsonl` call this level, unless they call it by its own name."""
         if self.load.get("mode") == "closed":
             return f"c={self.load.get('concurrency')}"
         return f"{self.load.get('rate', 0):g}/s"
@@ -96,13 +98,14 @@ class Result:
 
     def samples(self, level: Level, metric: str) -> list[float]:
         """Every measured sample of a metric in the unit of the file; empty if the records do not tell."""
-        named = any(record.get("level") == level.name for record in self.records)
-        label = level.name if named else level.arrivals
-        if sum(label in (other.name, other.arrivals) for other in self.levels) > 1 and not named:
-            return []
+        label = level.name
+        if all(record.get("level") != label for record in self.records):
+            label = level.record_label
+            if sum(other.record_label == label for other in self.levels) > 1:
+                return []
         found: list[float] = []
         for record in self.records:
-            if record.get("level") != label or not record.get("measured_pass") or record.get("error"):
+            if record.get("level") != label or not record.get("measured_pass") or any(map(record.get, _APART)):
                 continue
             value = record.get("gaps" if metric == "itl" else metric)
             if isinstance(value, list):
