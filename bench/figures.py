@@ -10,8 +10,9 @@ if TYPE_CHECKING:
 
 #: What a kind of load is for; the first that a summary has counts.
 _RATES = ("output_tokens_per_s", "audio_seconds_per_s", "requests_per_s")
-#: The client's own, and the gaps between tokens, whose median is that of TPOT or zero where tokens come in bursts.
-_LEFT_OUT = frozenset({"lag", "loop_lag", "itl"})
+#: The client's own; the gaps between tokens, whose median is that of TPOT or zero where tokens come in bursts; and how
+#: long speech is, which is no merit.
+_LEFT_OUT = frozenset({"lag", "loop_lag", "itl", "audio_s"})
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from denizen.bench.errors import BenchError
 from denizen.bench.launch import DENIZEN
 from denizen.bench.load import ClosedLoop, OpenLoop
 from denizen.bench.report import output
-from denizen.bench.report.result import Result
+from denizen.bench.report.result import live
 from denizen.bench.schema import write_records
 from denizen.bench.slo import Bound, bound
 from tqdm import tqdm
@@ -238,7 +238,7 @@ def finish(report: Report, options: argparse.Namespace, body: str = "", records:
     """
     environment.finish(report.environment)
     markdown = getattr(options, "markdown", False)
-    print(output.text(Result(report.to_json(), report.kind), markdown=markdown, closing=body))
+    print(output.text(live(report, report.kind), markdown=markdown, closing=body))
     json_file, records_file = getattr(options, "json", None), getattr(options, "records", None)
     try:
         if json_file:

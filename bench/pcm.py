@@ -21,6 +21,8 @@ _UNKNOWN_SIZE = 0x7FFF_0000
 _LONGEST_HEADER = 1 << 16
 _RATES = range(4_000, 384_001)
 _MOST_CHANNELS = 8
+_BLOCK = 1 << 16
+"""Frames of a file that are read at once."""
 _WINDOW = 0.01
 """Seconds over which loudness is measured."""
 
@@ -217,14 +219,26 @@ def _format(chunk: bytes) -> tuple[int, int, Coding]:
 
 def read_file(data: bytes) -> tuple[Samples, int]:
     """A whole FLAC, MP3, Opus or Vorbis file: mono samples, rate. Raises BadAudio."""
+    import numpy as np
     import soundfile  # type: ignore[import-untyped]
 
+    class Forward(soundfile.SoundFile):  # type: ignore[misc]
+        """A file that was written as a stream does not say how long it is, and must be read without seeking."""
+
+        def seekable(self) -> bool:
+            return False
+
+    parts: list[Any] = []
     try:
-        found: tuple[Any, int] = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+        with Forward(io.BytesIO(data)) as file:
+            while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
+                parts.append(block)
+            rate = int(file.samplerate)
     except (soundfile.SoundFileError, RuntimeError) as error:
         raise BadAudio(f"a file that cannot be read ({error})" if data else "an empty body") from error
-    samples, rate = found
-    return _mono(samples), rate
+    if not parts:
+        raise BadAudio("a file without samples")
+    return _mono(np.concatenate(parts)), rate
 
 
 def _mono(frames: Samples) -> Samples:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from denizen.bench.errors import BenchError
 from denizen.bench.report.flat import to_csv
 from denizen.bench.report.markdown import to_markdown
-from denizen.bench.report.result import RECORDS, RESULT, Result
+from denizen.bench.report.result import RECORDS, RESULT, live
 from denizen.bench.report.sections import sections
 from denizen.bench.schema import write_records
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from denizen.bench.report.result import Result
     from denizen.bench.schema import Attempt, Report
 
 LEVELS, ROW, PAGE, PLOTS = "levels.csv", "row.md", "report.html", "plots"
@@ -48,7 +49,7 @@ def write_folder(folder: Path, report: Report, records: Sequence[Attempt]) -> li
 
     Raises BenchError if the folder cannot be written.
     """
-    result = Result(report.to_json(), folder.resolve().name, [record.to_json() for record in records])
+    result = live(report, folder.resolve().name, records)
     try:
         _clear(folder)
         report.write(folder / RESULT)

@@ -111,20 +111,31 @@ def _comparison(result: Result) -> Iterator[Tile]:
 def _of_load(result: Result) -> Iterator[Tile]:
     if not result.levels:
         return
-    rate = next((name for name in _RATES if any(level.summary.get(name) for level in result.levels)), None)
-    best = max(result.levels, key=lambda level: level.summary.get(rate or "") or 0)
+    # Levels that were measured alike compete; those of a mix are of several kinds.
+    kinds: dict[frozenset[str], list[Level]] = {}
+    for level in result.levels:
+        kinds.setdefault(frozenset(level.summary), []).append(level)
+    for levels in kinds.values():
+        most = len(_LATENCIES) if len(kinds) == 1 else 1
+        yield from _best(levels, most)
+    yield _requests(result.levels)
+
+
+def _best(levels: Sequence[Level], latencies: int) -> Iterator[Tile]:
+    """Of the level with most throughput: that, so many latencies, and the word error rate."""
+    rate = next((name for name in _RATES if any(level.summary.get(name) for level in levels)), None)
+    best = max(levels, key=lambda level: level.summary.get(rate or "") or 0)
     if rate is not None:
         shown = quantity(rate)
         yield Tile(f"highest {shown.label}", shown.show(best.summary[rate]), "", f"at {best.name}")
-    for name, column in _LATENCIES:
-        if found := best.distributions().get(name):
-            shown = quantity(name, sampled=True)
-            yield Tile(f"{shown.label} {column}", shown.show(found[column]), shown.unit, f"at {best.name}")
-    for level in result.levels:
-        wer = ((level.summary.get("quality") or {}).get("wer") or {}).get("rate")
-        if level is best and wer is not None:
-            yield Tile("word error rate", number(100 * wer), "%", f"at {level.name}")
-    yield _requests(result.levels)
+    found = [(name, column) for name, column in _LATENCIES if name in best.distributions()]
+    for name, column in found[:latencies]:
+        shown = quantity(name, sampled=True)
+        value = best.distributions()[name][column]
+        yield Tile(f"{shown.label} {column}", shown.show(value), shown.unit, f"at {best.name}")
+    wer = ((best.summary.get("quality") or {}).get("wer") or {}).get("rate")
+    if wer is not None:
+        yield Tile("word error rate", number(100 * wer), "%", f"at {best.name}")
 
 
 def _requests(levels: Sequence[Level]) -> Tile:

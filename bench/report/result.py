@@ -11,9 +11,14 @@ from denizen.bench.report.quantities import is_distribution, level_name
 from denizen.bench.schema import SCHEMA
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from denizen.bench.schema import Attempt, Report
+
 RESULT, RECORDS = "result.json", "records.jsonl"
+#: Records with one of these are in no latency.
+_APART = ("error", "cancelled", "slow")
 _AGAIN = "measure again, or give the file that denizen-bench wrote with --out or --json"
 
 
@@ -32,8 +37,8 @@ class Level:
         return level_name(self.load)
 
     @property
-    def arrivals(self) -> str:
-        """What the lines of `records.jsonl` call a level that has no name of its own."""
+    def record_label(self) -> str:
+        """What the lines of `records.jsonl` call this level, unless they call it by its own name."""
         if self.load.get("mode") == "closed":
             return f"c={self.load.get('concurrency')}"
         return f"{self.load.get('rate', 0):g}/s"
@@ -93,13 +98,14 @@ class Result:
 
     def samples(self, level: Level, metric: str) -> list[float]:
         """Every measured sample of a metric in the unit of the file; empty if the records do not tell."""
-        named = any(record.get("level") == level.name for record in self.records)
-        label = level.name if named else level.arrivals
-        if sum(label in (other.name, other.arrivals) for other in self.levels) > 1 and not named:
-            return []
+        label = level.name
+        if all(record.get("level") != label for record in self.records):
+            label = level.record_label
+            if sum(other.record_label == label for other in self.levels) > 1:
+                return []
         found: list[float] = []
         for record in self.records:
-            if record.get("level") != label or not record.get("measured_pass") or record.get("error"):
+            if record.get("level") != label or not record.get("measured_pass") or any(map(record.get, _APART)):
                 continue
             value = record.get("gaps" if metric == "itl" else metric)
             if isinstance(value, list):
@@ -107,6 +113,11 @@ class Result:
             elif isinstance(value, int | float):
                 found.append(value)
         return found
+
+
+def live(report: Report, label: str, records: Sequence[Attempt] = ()) -> Result:
+    """A run that has just ended, as its files would be read: their objects have texts for keys, and no tuples."""
+    return Result(json.loads(json.dumps(report.to_json())), label, [record.to_json() for record in records])
 
 
 def read(path: Path, label: str | None = None, records: Path | None = None) -> Result:

@@ -10,6 +10,7 @@ import pytest
 from denizen.bench.__main__ import main
 from denizen.bench.load import OpenLoop
 from denizen.bench.mix import arrivals_within
+from denizen.bench.report.result import read
 from denizen.bench.stats import poisson_offsets
 
 from .asr_peer import AsrBehaviour
@@ -83,6 +84,14 @@ def test_no_job_is_sent_twice_whatever_the_number_of_processes(tmp_path: Path) -
         seeds = [body["seed"] for body in peer.tts.requests]
         assert len(set(seeds)) == len(seeds) > 8
         assert peer.tts.most == 4
+
+
+def test_records_are_found_by_the_names_of_their_classes(tmp_path: Path) -> None:
+    with doing_all() as peer:
+        mixed(peer, tmp_path, "--out", str(tmp_path / "out"), *TEXT, "+", *TTS, "--requests", "8")
+    result = read(tmp_path / "out")
+    for level, metric in zip(result.levels, ("ttft", "first_playable"), strict=True):
+        assert len(result.samples(level, metric)) == level.summary["requests"] > 0
 
 
 def test_two_classes_of_a_kind_send_different_things(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from denizen.bench.errors import BenchError
 from denizen.bench.report import output
 from denizen.bench.report.flat import to_csv
 from denizen.bench.report.markdown import to_markdown
-from denizen.bench.report.result import Result, read, read_records
+from denizen.bench.report.result import Result, live, read, read_records
 
 from . import results
 from .peer import Behaviour, serving
@@ -125,6 +125,17 @@ def test_a_machine_without_matplotlib_still_writes_the_numbers(tmp_path: Path, m
     assert "matplotlib" in note
     assert "denizen-bench plot" in note
     assert {path.name for path in tmp_path.iterdir()} == {"result.json", "levels.csv", "row.md"}
+
+
+def test_a_run_that_has_just_ended_is_shown_like_its_file(tmp_path: Path) -> None:
+    """In memory keys may be numbers, and lists tuples."""
+    made = results.other_figures()
+    made.figures["rows"] = {1: {"us": 2.5, "range": (1, 2)}, 16: {"us": 3.5, "range": (3, 4)}}
+    made.figures["over"] = {16: 1.25}
+    output.write_folder(tmp_path, made, [])
+    shown = output.text(live(made, "arena"))
+    assert shown == output.text(read(tmp_path))
+    assert "3, 4" in shown
 
 
 def bench(arguments: list[str], behaviour: Behaviour | None = None) -> int:
@@ -243,7 +254,8 @@ def test_records_of_the_warm_up_and_of_failures_are_in_no_sample() -> None:
     assert len(found.samples(level, "ttft")) == 20
     assert len(found.samples(level, "itl")) == 180
     found.records[1]["error"] = "broken"
-    assert len(found.samples(level, "ttft")) == 19
+    found.records[3]["cancelled"] = found.records[5]["slow"] = True
+    assert len(found.samples(level, "ttft")) == 17
 
 
 def test_records_of_two_levels_with_one_name_are_not_mixed() -> None:

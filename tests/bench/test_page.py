@@ -157,6 +157,13 @@ def test_key_figures_by_kind() -> None:
     assert verdicts == [("better", False), ("worse", True), ("cannot tell", False)]
 
 
+def test_a_mix_has_key_figures_of_each_class() -> None:
+    mix = results.result("valid")
+    mix.levels = [mix.levels[0], *results.result("asr").levels]
+    labels = [tile.label for tile in page.tiles(mix)]
+    assert labels == ["highest output tok/s", "TTFT p95", "highest audio s/s", "E2E p95", "word error rate", "failed"]
+
+
 def test_failed_requests_are_a_key_figure_of_their_own() -> None:
     [failed] = [tile for tile in page.tiles(results.result("invalid")) if tile.label == "failed"]
     assert (failed.value, failed.bad) == ("2", True)

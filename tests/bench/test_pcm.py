@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import struct
 
 import numpy as np
 import pytest
-from denizen.bench.pcm import BadAudio, Pcm, Player, read_header
+import soundfile
+from denizen.bench.pcm import BadAudio, Pcm, Player, read_file, read_header
 
 from .tts_peer import RATE, tone, wav_header
 
@@ -149,3 +151,21 @@ def test_a_jitter_buffer_bridges_a_gap_of_its_size() -> None:
     assert underruns(0.0) == 1
     assert underruns(0.15) == 1
     assert underruns(0.25) == 0
+
+
+def test_a_file_that_does_not_say_how_long_it_is_is_read_to_its_end() -> None:
+    file = io.BytesIO()
+    soundfile.write(file, tone(3), RATE, format="FLAC")
+    data = bytearray(file.getvalue())
+    # STREAMINFO follows "fLaC" and a block header of 4 bytes; its byte 13's low half and bytes 14 to 17 are the number
+    # of samples, of which 0 stands for "unknown" (RFC 9639, 8.2).
+    data[21] &= 0xF0
+    data[22:26] = bytes(4)
+    samples, rate = read_file(bytes(data))
+    assert (len(samples), rate) == (3 * RATE, RATE)
+
+
+@pytest.mark.parametrize("data", [b"", b"fLaC", b"\x00" * 100])
+def test_a_file_that_is_none_is_refused(data: bytes) -> None:
+    with pytest.raises(BadAudio, match=r"cannot be read|empty body"):
+        read_file(data)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from denizen.bench.__main__ import main
+from denizen.bench.figures import figures_of
 
 from .tts_peer import SECONDS_A_CHARACTER, TtsBehaviour, speaking
 
@@ -220,6 +221,15 @@ def test_latency_counts_from_the_scheduled_time(tmp_path: Path) -> None:
         assert row["scheduled"] <= row["sent"] <= row["first_byte"] <= row["first_sample"] <= row["end"]
         assert row["ttfb"] == pytest.approx(row["first_byte"] - row["scheduled"])
         assert row["ttfb"] >= 0.25
+
+
+def test_speech_is_compared_by_what_is_good_when_it_is_small(tmp_path: Path) -> None:
+    with speaking() as peer:
+        _, result = bench(peer, tmp_path)
+    found = figures_of(result["results"][0])
+    assert [name for name, figure in found.items() if figure.higher_is_better] == ["audio_seconds_per_s"]
+    assert {"first_playable.p50", "first_audible.p50", "rtf.p50", "e2e.p50"} <= found.keys()
+    assert "audio_s.p50" not in found  # neither long nor short speech is a merit
 
 
 def test_several_processes_share_the_texts(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +41,10 @@ def bench(server: Running, tmp_path: Path, *words: str) -> tuple[int, dict[str, 
     return status, json.loads(out.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("stream", ["audio", "sse", "none"])
-@pytest.mark.parametrize("kind", ["pcm", "wav"])
+@pytest.mark.parametrize(
+    ("stream", "kind"),
+    [*itertools.product(["audio", "sse", "none"], ["pcm", "wav"]), ("none", "flac")],
+)
 def test_tts_measures_a_real_server(server: Running, tmp_path: Path, stream: str, kind: str) -> None:
     texts, records = tmp_path / "texts.txt", tmp_path / "records.jsonl"
     texts.write_text("Good morning.\nThe rain has stopped.\n", encoding="utf-8")

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from denizen.bench.report.result import Level, Result
     from matplotlib.axes import Axes
 
+#: Have a table, and no plot.
+_PLAIN = ("tpot", "audio_s", "leading_silence")
 #: More lines than this cannot be told apart.
 MOST_SERIES = 24
 _KNOWN = (("min", 0), ("p50", 50), ("p90", 90), ("p95", 95), ("p99", 99), ("max", 100))
@@ -24,8 +26,8 @@ _POINTS = np.unique(np.concatenate([np.linspace(0, 100, 301), 100 - np.geomspace
 
 
 def drawn(results: Sequence[Result]) -> list[str]:
-    """The metrics that have plots. TPOT has none: it is the mean of what ITL shows in full."""
-    return [name for name in metrics([level for result in results for level in result.levels]) if name != "tpot"]
+    """The metrics that have plots: how long users wait. TPOT has none, being the mean of what ITL shows in full."""
+    return [name for name in metrics([level for result in results for level in result.levels]) if name not in _PLAIN]
 
 
 def plots(results: Sequence[Result]) -> list[Plot]:
@@ -64,7 +66,10 @@ def _plot(results: Sequence[Result], metric: str) -> Plot | None:
     if left_out:
         caption += f" {left_out} more levels are left out."
     invalid = any(not result.valid for result, _ in lines)
-    return Plot(f"cdf-{metric.replace('_', '-')}", f"{shown.label}: distribution", caption, draw, invalid)
+    title = f"{shown.label}: distribution"
+    if len(lines) == 1:  # without a legend
+        title += f", {lines[0][1].name}"
+    return Plot(f"cdf-{metric.replace('_', '-')}", title, caption, draw, invalid)
 
 
 def _curve(result: Result, level: Level, metric: str) -> tuple[list[float], list[float], bool]:
