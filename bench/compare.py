@@ -110,14 +110,14 @@ def _run(kinds: Mapping[str, Comparable], options: argparse.Namespace) -> int:
 
 
 def _servers(kind: Comparable, options: argparse.Namespace) -> int:
-    if not options.a or not options.b:
-        raise BenchError(f"compare {kind.name} needs the command lines of both servers: --a CMD --b CMD")
     parser = argparse.ArgumentParser(prog=f"denizen-bench compare {kind.name}")
     kind.fill(parser)
     _add_common(parser)
     add_report_options(parser)
     parser.set_defaults(figures=options.figures, smallest=options.smallest, json=options.json, quiet=options.quiet)
     inner = parser.parse_args(options.what[1:])
+    if not options.a or not options.b:
+        raise BenchError(f"compare {kind.name} needs the command lines of both servers: --a CMD --b CMD")
     if inner.launch is not None:
         raise BenchError("--launch: compare starts its servers with --a and --b")
     turns = turns_of(options.order, options.restarts)

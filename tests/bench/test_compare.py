@@ -83,6 +83,15 @@ def test_a_comparison_that_cannot_be_made_says_why(
     assert message in capsys.readouterr().err
 
 
+def test_the_options_of_a_kind_are_shown_without_servers(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["compare", "text", "--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    assert "--prompt-tokens" in shown
+    assert "--smallest" in shown
+
+
 def test_turns_repeat_their_order() -> None:
     assert turns_of("ABBA", 4) == "ABBAABBA"
     assert turns_of("AB", 3) == "ABABAB"
