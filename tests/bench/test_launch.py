@@ -71,7 +71,7 @@ def test_ready_is_what_the_server_says_it_is(tmp_path: Path) -> None:
 def test_a_server_that_does_not_start_says_why(
     command: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(tmp_path, "--launch", command, "--ready-timeout", "2")[0] == 2
+    assert run(tmp_path, "--launch", command, "--ready-timeout", "5")[0] == 2
     said = capsys.readouterr().err
     assert message in said
     if "checkpoint" in command or "thinking" in command:
