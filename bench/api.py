@@ -56,12 +56,17 @@ class Client:
         self._pool.close()
 
     async def models(self, flags: str = "--") -> list[str]:
-        """Names that the server offers. Raises BenchError, which names the option `url`, if it cannot be asked."""
+        """Names that the server offers; none if it has no list of them.
+
+        Raises BenchError, which names the option `url`, if it cannot be asked.
+        """
         url = self._models
         answer = Whole()
         try:
             async with asyncio.timeout(self._timeout):
                 await self._pool.request(path_of(url), answer)
+            if answer.status == 404:
+                return []
             if answer.status != 200:
                 raise BenchError(f"{url} answered {answer.status}: {error_text(answer.text())}")
             return [str(model["id"]) for model in json.loads(answer.text())["data"]]
@@ -145,6 +150,8 @@ class Whole:
 def choose_model(target: T, flags: str = "--") -> T:
     """The target with the model that is meant: the one it names, or else the only one that the server offers.
 
+    A server without a list of models, as some that speak are, is believed to have the one that is named.
+
     `flags` is what the options that name server and model start with. Raises BenchError if there is no such model, or
     more than one to choose from.
     """
@@ -159,7 +166,7 @@ def choose_model(target: T, flags: str = "--") -> T:
         if len(offered) != 1:
             raise BenchError(f"{flags}model is needed: the server offers {names}")
         return dataclasses.replace(target, model=offered[0])
-    if target.model not in offered:
+    if offered and target.model not in offered:
         raise BenchError(f"{flags}model {target.model}: the server offers {names}")
     return target
 

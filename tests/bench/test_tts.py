@@ -266,6 +266,17 @@ def test_a_bad_flag_is_named(flags: list[str], message: str, capsys: pytest.Capt
     assert message in capsys.readouterr().err
 
 
+def test_a_server_without_a_list_of_models_is_asked_for_the_one_that_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with speaking(TtsBehaviour(listed=False)) as peer:
+        assert main(["tts", "--url", peer.url]) == 2
+        assert "--model is needed" in capsys.readouterr().err
+        status, _ = bench(peer, tmp_path, "--model", "any")
+    assert status == 0
+    assert {body["model"] for body in peer.requests} == {"any"}
+
+
 def test_a_run_that_cannot_start_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with speaking() as peer:
         assert main(["tts", "--url", peer.url, "--format", "flac"]) == 2

@@ -66,6 +66,8 @@ class TtsBehaviour:
     """Seconds of silence at the start of the audio."""
     rate: int = RATE
     rate_header: bool = False
+    listed: bool = True
+    """There is a list of models."""
 
 
 class TtsPeer:
@@ -79,7 +81,8 @@ class TtsPeer:
 
     def app(self) -> web.Application:
         app = web.Application()
-        app.router.add_get("/v1/models", self._models)
+        if self.behaviour.listed:
+            app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/audio/speech", self._speak)
         return app
 
