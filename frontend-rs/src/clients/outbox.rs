@@ -37,8 +37,10 @@ struct State {
     /// Messages that were sent after they had waited.
     moved: u64,
     sequence: u64,
-    /// The client has gone.
+    /// Nothing more can be sent.
     closed: bool,
+    /// Why, until the session has been told.
+    fault: Option<ArenaError>,
 }
 
 struct Waiting {
@@ -105,9 +107,11 @@ impl Outbox {
             match self.send(state, call.map_or(0, |call| call.request), &message) {
                 Ok(true) => return,
                 Ok(false) => {}
-                Err(_) => {
-                    // Its own task learns what happened.
+                Err(error) => {
+                    // The session learns it from its next look.
                     state.closed = true;
+                    state.fault = Some(error);
+                    self.waits.notify_one();
                     return;
                 }
             }
@@ -140,6 +144,9 @@ impl Outbox {
     /// Sends what waits, as far as there is room. An error means that the client has gone, or writes nonsense.
     pub fn pump(&self) -> Result<Pumped, ArenaError> {
         let mut state = self.lock();
+        if let Some(error) = state.fault.take() {
+            return Err(error);
+        }
         let mut pumped = Pumped::None;
         while let Some(waiting) = state.queue.pop_front() {
             let request = waiting.call.as_ref().map_or(0, |call| call.request);
