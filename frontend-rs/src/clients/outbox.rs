@@ -6,7 +6,6 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use denizen_shm::{ArenaError, HostEnd};
 use tokio::sync::Notify;
@@ -191,7 +190,7 @@ impl Outbox {
 
     /// Waits until `enough`, for as long as the client takes something now and then.
     async fn until(&self, enough: impl Fn(&State) -> bool) -> Result<(), Unsendable> {
-        let patience = self.patience();
+        let patience = self.app.config.slow_client_timeout;
         let mut seen = None;
         let mut deadline = Instant::now() + patience;
         loop {
@@ -209,10 +208,6 @@ impl Outbox {
                 return Err(Unsendable::Slow);
             }
         }
-    }
-
-    pub fn patience(&self) -> Duration {
-        self.app.config.slow_client_timeout
     }
 
     /// Nothing will be sent any more.

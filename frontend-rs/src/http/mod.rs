@@ -62,6 +62,8 @@ pub struct HttpConfig {
     pub max_buffered: usize,
     /// How long such a client may take to make room.
     pub slow_client_timeout: Duration,
+    /// How long a client over shared memory may leave even the ends of its calls where they are.
+    pub hung_client_timeout: Duration,
 }
 
 impl Default for HttpConfig {
@@ -76,6 +78,7 @@ impl Default for HttpConfig {
             text_threads: std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8)),
             max_buffered: 4 << 20,
             slow_client_timeout: Duration::from_secs(30),
+            hung_client_timeout: Duration::from_secs(120),
         }
     }
 }

@@ -12,6 +12,7 @@ use nix::sys::socket::{
     connect, recv, send, socket, AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr,
 };
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 use serde_json::json;
 
 use crate::audio::{bytes, done, tiny, Scripted};
@@ -220,25 +221,21 @@ fn scribbles_in_its_object_cut_a_client_off() {
     works(&mut good);
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
-
-    /// Any bytes: the client is cut off, or answered; the server lives.
-    #[test]
-    fn any_envelope_is_survived(
-        envelopes in proptest::collection::vec(
-            prop_oneof![
-                proptest::collection::vec(any::<u8>(), 0..300),
-                (30u8..42, 0u8..3, proptest::collection::vec(any::<u8>(), 0..100)).prop_map(
-                    |(kind, request, body)| [&[0x95, 1, kind, request, 0][..], &body].concat()
-                ),
-            ],
-            1..4,
-        ),
-        attachment in proptest::option::of(proptest::collection::vec(any::<u8>(), 0..300)),
-    ) {
-        static SERVED: std::sync::OnceLock<Served> = std::sync::OnceLock::new();
-        let served = SERVED.get_or_init(served);
+/// Any bytes: the client is cut off, or answered; the server lives.
+#[test]
+fn any_envelope_is_survived() {
+    let served = served();
+    let anything = proptest::collection::vec(any::<u8>(), 0..300);
+    let framed = (
+        30u8..42,
+        0u8..3,
+        proptest::collection::vec(any::<u8>(), 0..100),
+    )
+        .prop_map(|(kind, request, body)| [&[0x95, 1, kind, request, 0][..], &body].concat());
+    let attachment = proptest::option::of(proptest::collection::vec(any::<u8>(), 0..300));
+    let envelopes = proptest::collection::vec(prop_oneof![anything, framed], 1..4);
+    let mut runner = TestRunner::new(ProptestConfig::with_cases(64));
+    let case = |(envelopes, attachment): (Vec<Vec<u8>>, Option<Vec<u8>>)| {
         let client = served.client();
         for envelope in &envelopes {
             // It may have been cut off meanwhile.
@@ -246,5 +243,7 @@ proptest! {
         }
         drop(client);
         works(&mut served.client());
-    }
+        Ok(())
+    };
+    runner.run(&(envelopes, attachment), case).unwrap();
 }
