@@ -147,6 +147,37 @@ impl Message {
         }
     }
 
+    /// A piece of speech.
+    pub fn audio(index: usize, rate: u32, samples: Vec<u8>) -> Self {
+        Self {
+            attachment: Some(samples),
+            ..Self::of(CHUNK, &json!({"index": index, "rate": rate}))
+        }
+    }
+
+    /// The result of a call that gives audio, with all of it, in pieces of at most `most` bytes.
+    pub fn result_with_audio(result: &Value, audio: &[u8], most: usize) -> Vec<Self> {
+        let body = json!({"result": result, "audio_len": audio.len()});
+        let mut last = Self {
+            status: Some(200),
+            ..Self::of(RESULT, &body)
+        };
+        let mut pieces = audio.chunks(most);
+        last.attachment = pieces.next_back().map(<[u8]>::to_vec);
+        let mut messages: Vec<Self> = pieces.map(Self::part).collect();
+        messages.push(last);
+        messages
+    }
+
+    fn part(piece: &[u8]) -> Self {
+        Self {
+            kind: PART,
+            body: vec![0x80],
+            status: None,
+            attachment: Some(piece.to_vec()),
+        }
+    }
+
     /// The result, preceded by parts where it is longer than `most`.
     pub fn result(result: &Value, tokens: Option<&[Vec<u32>]>, most: usize) -> Vec<Self> {
         let mut packed = Vec::new();
@@ -171,15 +202,7 @@ impl Message {
         }
         let _ = put::write_str(&mut head, "result_len");
         let _ = put::write_uint(&mut head, packed.len() as u64);
-        let mut messages: Vec<Self> = packed
-            .chunks(most)
-            .map(|piece| Self {
-                kind: PART,
-                body: vec![0x80],
-                status: None,
-                attachment: Some(piece.to_vec()),
-            })
-            .collect();
+        let mut messages: Vec<Self> = packed.chunks(most).map(Self::part).collect();
         if let Some(last) = messages.last_mut() {
             (last.kind, last.body, last.status) = (RESULT, head, Some(200));
         }
