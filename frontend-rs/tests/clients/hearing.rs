@@ -87,7 +87,7 @@ fn another_rate_is_resampled() {
 fn formats_are_those_of_http() {
     let (served, _) = served(&[" He", " was"]);
     let samples = speech_for(2);
-    let mut result =
+    let result =
         |body: Value| transcribe(&served, true, body, 16_000, &samples).1.body["result"].take();
     let verbose = result(json!({
         "model": "whisper", "response_format": "verbose_json", "timestamp_granularities": ["segment", "word"],
