@@ -165,6 +165,7 @@ fn http_config(args: &ServeArgs) -> Result<HttpConfig, String> {
         max_body: (args.max_body as usize) << 20,
         max_upload: (args.max_upload as usize) << 20,
         max_audio: Duration::from_secs(args.max_audio_seconds.into()),
+        max_audio_memory: (args.max_audio_memory as usize) << 20,
         max_in_flight: args.max_in_flight as usize,
         request_timeout: Duration::from_secs(args.request_timeout.into()),
         ..HttpConfig::default()
