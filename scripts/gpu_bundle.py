@@ -78,7 +78,9 @@ if [ ! -d "$denizen_site/flashinfer" ]; then
     --target "$denizen_site" "$denizen_bundle"/wheels/*.whl
   if [ -d "$denizen_bundle/aot" ]; then cp -r "$denizen_bundle/aot" "$denizen_site/flashinfer/data/"; fi
 fi
-cp -f "$denizen_bundle/_native.abi3.so" python/denizen/
+# A running worker may have the old file mapped: overwriting it would take the ground from under it.
+cmp -s "$denizen_bundle/_native.abi3.so" python/denizen/_native.abi3.so ||
+  cp --remove-destination "$denizen_bundle/_native.abi3.so" python/denizen/
 chmod +x "$denizen_bundle/bin/denizen"
 export DENIZEN_BIN=$denizen_bundle/bin/denizen
 export PYTHONPATH=$PWD/python:$denizen_site${PYTHONPATH:+:$PYTHONPATH}
