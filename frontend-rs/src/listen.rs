@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::audio::{AudioError, Decoder, Limits, Share, Voice};
+use crate::audio::{AudioError, Decoder, Limits, Resampler, Share, Voice, SAMPLE_RATE};
 use crate::model::ModelEntry;
 use crate::route::{
     AbortOnDrop, AsrWindow, Backend, Event, Failure, FinishReason, Generate, Pcm, Sampling,
@@ -48,6 +48,47 @@ impl Recording {
             pcm: Arc::new(audio.pcm),
             voice,
             duration_s: audio.duration_s,
+            _share: share,
+        }))
+    }
+}
+
+impl Recording {
+    /// Takes samples as they are: mono, finite, at `rate` hertz. What exceeds ±1 is clipped, as in a file. Blocks like
+    /// [`Recording::open`]. `share` has the samples' memory already.
+    pub fn of_samples(
+        samples: Vec<f32>,
+        rate: u32,
+        mut share: Share,
+        mut go_on: impl FnMut() -> bool,
+    ) -> Result<Option<Self>, AudioError> {
+        let duration_s = samples.len() as f64 / f64::from(rate);
+        let mut pcm = if rate == SAMPLE_RATE {
+            samples
+        } else {
+            let mut resampler = Resampler::new(rate);
+            let mut pcm = Vec::new();
+            // A second a step, so that it can be given up.
+            for second in samples.chunks(rate as usize) {
+                if !go_on() {
+                    return Ok(None);
+                }
+                resampler.push(second, &mut pcm);
+                share.set((samples.capacity() + pcm.capacity()) * size_of::<f32>())?;
+            }
+            resampler.finish(&mut pcm);
+            pcm
+        };
+        share.set(pcm.capacity() * size_of::<f32>())?;
+        // Behind the resampler, whose filter overshoots.
+        for sample in &mut pcm {
+            *sample = sample.clamp(-1.0, 1.0);
+        }
+        let voice = Voice::detect(&pcm, go_on);
+        Ok(voice.map(|voice| Self {
+            pcm: Arc::new(pcm),
+            voice,
+            duration_s,
             _share: share,
         }))
     }

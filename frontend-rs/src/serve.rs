@@ -10,8 +10,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::cli::ServeArgs;
-use crate::http::{self, HttpConfig};
-use crate::launch::{self, Ground, Started};
+use crate::clients::{Clients, Place, DEFAULT_NAME};
+use crate::http::{self, App, HttpConfig};
+use crate::launch::{self, Ground, Prepared, Started};
 use crate::model::ModelEntry;
 use crate::progress::{Progress, Terminal};
 use crate::route::{Failure, Router};
@@ -31,19 +32,35 @@ pub async fn run(args: ServeArgs) -> Result<(), String> {
     let address = listener.local_addr().map_err(|error| error.to_string())?;
     let ground = Ground::survey(&args).await?;
     launch::sweep();
+    let place = shm_place(&args)?;
     let router = Router::new(args.max_in_flight as usize);
-    let server = Server::start(listener, http_config, router.clone());
+    let app = App::new(http_config, Arc::new(router.clone()));
+    let server = Server::start(listener, app.clone());
+    let clients = place.map(|place| Clients::start(app, place, args.shm_clients as usize));
 
     let prepared = tokio::select! {
-        prepared = ground.prepare(&args) => prepared?,
-        () = signals.next() => return Ok(()),
+        prepared = ground.prepare(&args) => prepared.map(Some),
+        () = signals.next() => Ok(None),
     };
-    let models = prepared.models.clone();
+    let started = prepared.and_then(|prepared| {
+        let start = |prepared: Prepared| {
+            let models = prepared.models.clone();
+            Ok((models, ground.start(&args, prepared, &router)?))
+        };
+        prepared.map(start).transpose()
+    });
+    let (models, started) = match started {
+        Ok(Some(started)) => started,
+        other => {
+            dismiss(clients, Duration::ZERO).await;
+            return other.map(drop);
+        }
+    };
     let Started {
         supervisor,
         mut events,
         workers,
-    } = ground.start(&args, prepared, &router)?;
+    } = started;
 
     let outcome = serve(&args, &router, &mut signals, &mut events, workers, || {
         announce(&args, address, &models, &ground.devices)
@@ -53,13 +70,8 @@ pub async fn run(args: ServeArgs) -> Result<(), String> {
         Outcome::Drained => CLOSE_PATIENCE,
         Outcome::Cut(_) | Outcome::Fatal(_) => Duration::ZERO,
     };
-    server
-        .stop(if patience.is_zero() {
-            Duration::from_secs(1)
-        } else {
-            patience
-        })
-        .await;
+    let goodbye = patience.max(Duration::from_secs(1));
+    tokio::join!(server.stop(goodbye), dismiss(clients, goodbye));
     supervisor.stop(patience).await;
     match outcome {
         Outcome::Drained => Ok(()),
@@ -160,6 +172,31 @@ fn http_config(args: &ServeArgs) -> Result<HttpConfig, String> {
     })
 }
 
+/// Lets clients over shared memory go, and their rendezvous with them.
+async fn dismiss(clients: Option<Clients>, patience: Duration) {
+    if let Some(clients) = clients {
+        clients.stop(patience).await;
+    }
+}
+
+/// The name under which clients find the server. One that was not asked for, and is not to be had, is no fault.
+fn shm_place(args: &ServeArgs) -> Result<Option<Place>, String> {
+    if args.no_shm {
+        return Ok(None);
+    }
+    match (
+        &args.shm_name,
+        Place::take(args.shm_name.as_deref().unwrap_or(DEFAULT_NAME)),
+    ) {
+        (_, Ok(place)) => Ok(Some(place)),
+        (Some(_), Err(why)) => Err(why),
+        (None, Err(why)) => {
+            tracing::warn!("no clients over shared memory: {why}");
+            Ok(None)
+        }
+    }
+}
+
 async fn bind(host: &str, port: u16) -> Result<TcpListener, String> {
     TcpListener::bind((host, port)).await.map_err(|error| match error.kind() {
         std::io::ErrorKind::AddrInUse => {
@@ -226,8 +263,8 @@ struct Server {
 }
 
 impl Server {
-    fn start(listener: TcpListener, config: HttpConfig, router: Router) -> Self {
-        let app = http::app(config, Arc::new(router));
+    fn start(listener: TcpListener, app: Arc<App>) -> Self {
+        let app = http::router(app);
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(async move {
             // A token is a small write; waiting to fill a packet would hold it back.

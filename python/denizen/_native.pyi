@@ -1,7 +1,8 @@
 """The shared-memory arena for Python peers (the Rust crate `denizen-shm`).
 
-A worker calls :meth:`Arena.attach` with the file descriptor it inherited. :class:`HostArena` is the front end's end of
-a pair, which the Rust front end uses directly; from Python it serves tests and benchmarks.
+A worker calls :meth:`Arena.attach` with the file descriptor it inherited. A client of a server calls
+:meth:`Invitation.request` with the path of its socket. :class:`HostArena` is the front end's end of a pair, which the
+Rust front end uses directly; from Python it serves tests and benchmarks.
 
 Every object may be used from several threads. One thread at a time is inside ``recv``; a second one waits for it.
 """
@@ -44,6 +45,9 @@ class PeerGone(ArenaError):
 class AttachError(ArenaError):
     """Attaching failed: another version, a missing, short or broken object, no front end. From
     :meth:`HostArena.poll`: the peer's attach failed, with its reason."""
+
+class NoServer(AttachError):
+    """Nobody listens at the rendezvous: no socket, or one that its server left behind."""
 
 class NoSpace(ArenaError):
     """``/dev/shm`` cannot hold the arena; the message says how much is needed and which flag gives it."""
@@ -185,6 +189,72 @@ class HostArena:
 
     def stats(self) -> Stats: ...
     def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+class Invitation:
+    """What a server's front end offers to a client that has connected: the names of its arena pair and doorbell.
+
+    Open the two objects (``posix_ipc.SharedMemory``), then :meth:`attach`. Dropping it without that tells the front
+    end, which removes the names.
+    """
+
+    @staticmethod
+    def request(path: str, audio: bool = False, timeout_ms: int = 10_000) -> Invitation:
+        """Connect to the rendezvous socket at `path`. `audio` asks for a slab that holds seconds of PCM a message.
+
+        The GIL is released meanwhile. Raises NoServer; AttachError with the front end's own reason if it refuses (too
+        many clients, another version, another user, ``/dev/shm`` too small), or if nothing comes in time.
+        """
+
+    @property
+    def requests(self) -> str:
+        """Name of the object that the front end writes, with a slash in front; open it read-only."""
+
+    @property
+    def results(self) -> str:
+        """Name of the object that this client writes, with a slash in front; open it for reading and writing."""
+
+    @property
+    def bell(self) -> str:
+        """Name of the semaphore that the front end posts, with a slash in front. ``attach`` opens it by itself."""
+
+    def attach(self, requests_fd: int, results_fd: int) -> ClientArena:
+        """Map both objects, open the semaphore, and tell the front end, which then removes all three names.
+
+        The descriptors are only used during the call: close them afterwards. May be called once.
+        Raises AttachError; the front end gets the same reason.
+        """
+
+    def refuse(self, reason: str) -> None:
+        """Tell the front end why this client cannot attach, and hang up."""
+
+class ClientArena:
+    """A client's end of a pair. A native thread beats, and watches for the front end's death, as long as it is open."""
+
+    @property
+    def part_bytes(self) -> int:
+        """Longest attachment that leaves room for other messages: 256 KiB, or 2 MiB for a client with audio."""
+
+    def send(self, envelope: bytes, attachment: Buffer | None = None, timeout_ms: int = 0) -> None:
+        """Publish one message and wake the front end if it sleeps.
+
+        Where there is no room, try again for `timeout_ms` (negative: for ever) with the GIL released; other threads may
+        send meanwhile. Raises as :meth:`Arena.send`, ArenaFull and SlabFull when that time is over.
+        """
+
+    def recv(self, max_messages: int = 256, timeout_ms: int = -1) -> list[tuple[bytes, bytes | None]]:
+        """As :meth:`Arena.recv`; sleeps on the semaphore."""
+
+    def wake(self) -> None:
+        """As :meth:`Arena.wake`."""
+
+    def stats(self) -> Stats: ...
+    def close(self) -> None:
+        """Publish nothing more, and let the front end see the end of file. A blocked ``recv`` raises ArenaClosed."""
+
     def __enter__(self) -> Self: ...
     def __exit__(
         self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None

@@ -162,4 +162,4 @@ def gone(pid: int) -> bool:
 
 def arena_objects() -> set[str]:
     """Names in `/dev/shm` that belong to Denizen, of this user."""
-    return {path.name for path in SHM.glob(f"denizen-{os.getuid()}-*")}
+    return {path.name for prefix in ("", "sem.") for path in SHM.glob(f"{prefix}denizen-{os.getuid()}-*")}

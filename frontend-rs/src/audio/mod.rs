@@ -30,6 +30,7 @@ pub use budget::{Budget, Share};
 pub use decoder::Decoder;
 pub use error::AudioError;
 pub use language::{language, language_name, LANGUAGES};
+pub use resample::Resampler;
 pub use sniff::BUILT_IN;
 pub use transcript::{ScoredToken, Segment, Transcript, Word};
 pub use voice::{Voice, FRAME, POSSIBLE};

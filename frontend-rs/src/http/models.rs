@@ -14,13 +14,17 @@ use crate::model::{ModelEntry, Speaker};
 use crate::route::SubmitError;
 
 pub async fn list(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(listing(&app))
+}
+
+pub fn listing(app: &App) -> Value {
     let models: Vec<Value> = app
         .backend
         .models()
         .iter()
         .map(|model| object(model))
         .collect();
-    Json(json!({"object": "list", "data": models}))
+    json!({"object": "list", "data": models})
 }
 
 pub async fn one(

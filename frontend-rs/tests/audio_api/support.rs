@@ -15,6 +15,11 @@ pub use http::client::{request, Reply};
 pub use http::models::{asset, tiny, Folder};
 pub use http::server::Server;
 
+/// The `tokenizer.json` of the toys: a byte is a token.
+pub fn tokenizer() -> String {
+    http::models::tiny_tokenizer().to_string()
+}
+
 pub const EOT: u32 = 300;
 pub const SOT: u32 = 301;
 pub const EN: u32 = 302;
@@ -31,7 +36,7 @@ pub fn time(seconds: f64) -> u32 {
 
 fn speech_model(name: &str, multilingual: bool) -> Arc<ModelEntry> {
     let folder = Folder::new(name);
-    folder.write("tokenizer.json", http::models::tiny_tokenizer().to_string());
+    folder.write("tokenizer.json", tokenizer());
     folder.write_json(
         "config.json",
         &json!({

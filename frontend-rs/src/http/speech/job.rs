@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use serde_json::{json, Value};
 
 use super::super::error::ApiError;
@@ -40,8 +39,7 @@ pub struct Job {
 }
 
 /// Takes CPU time where the input is long.
-pub fn prepare(app: &App, body: Bytes) -> Result<Job, ApiError> {
-    let mut fields = Fields::parse(&body)?;
+pub fn prepare(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
     let model = models::named(app, &mut fields)?;
     let speaker = models::speaker(app, &model)?;
     let input = input(&mut fields)?;

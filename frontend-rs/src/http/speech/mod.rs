@@ -22,14 +22,15 @@ use super::error::ApiError;
 use super::{run, sse, App};
 use crate::sound::{Encoder, SoundError};
 use crate::speak::{Speaking, Step};
-use job::{Delivery, Job};
+pub use job::{prepare, Delivery, Job};
+pub use stream::ending;
 
 /// Hertz of an answer's audio, which raw PCM does not tell.
 const SAMPLE_RATE: HeaderName = HeaderName::from_static("x-sample-rate");
 
 pub async fn speech(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let admission = run::admit(&app)?;
-    let job = run::prepared(&app, &admission, request, job::prepare).await?;
+    let job = run::prepared(&app, &admission, request, prepare).await?;
     let mut speaking = Speaking::start(&*app.backend, job.generate.clone(), job.bounded)?;
     let count = |error: &ApiError| app.counters.aborted(run::reason(error));
     let rate = HeaderValue::from(job.rate);

@@ -112,9 +112,18 @@ fn send(sink: &Sink, delivery: Delivery, bytes: Vec<u8>) {
 }
 
 fn done(reason: FinishReason, usage: Usage) -> serde_json::Value {
+    let mut event = json!({"type": "speech.audio.done"});
+    let ending = ending(reason, usage);
+    for key in ["finish_reason", "usage"] {
+        event[key] = ending[key].clone();
+    }
+    event
+}
+
+/// How a speech ended, and what it took.
+pub fn ending(reason: FinishReason, usage: Usage) -> serde_json::Value {
     let cut = reason == FinishReason::Length;
     json!({
-        "type": "speech.audio.done",
         "finish_reason": if cut { "length" } else { "stop" },
         "usage": {
             "input_tokens": usage.prompt,
