@@ -11,13 +11,13 @@ from denizen.bench.errors import BenchError
 _EXTRA = ("aiohttp", "jiwer", "soundfile", "tqdm", "whisper_normalizer")
 _REMEDY = "denizen-bench: {} is not installed: pip install 'denizen[bench]'"
 try:
-    from denizen.bench import arena, asr, cpu_text, frontend, gpu_asr, gpu_text, phases, text
+    from denizen.bench import arena, asr, cpu_text, frontend, gpu_asr, gpu_text, phases, sdk, text
 except ModuleNotFoundError as missing:  # the base install leaves out what only the harness needs
     if missing.name not in _EXTRA:
         raise
     sys.exit(_REMEDY.format(missing.name))
 
-_COMMANDS = (text, asr, cpu_text, gpu_text, gpu_asr, frontend, arena, phases)
+_COMMANDS = (text, asr, cpu_text, gpu_text, gpu_asr, frontend, arena, sdk, phases)
 
 
 def main(argv: list[str] | None = None) -> int:

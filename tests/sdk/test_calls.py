@@ -236,7 +236,7 @@ def test_tokenize_and_detokenize(fakes: Fakes) -> None:
         assert client.detokenize(tokens.ids) == "ab"
         assert server.calls(2)[0].parameters == {"model": "text", "prompt": "ab", "return_token_strs": True}
         assert server.calls(2)[1].parameters == {"model": "text", "tokens": [1, 2]}
-        with pytest.raises(BadRequest, match="either 'prompt' or 'messages'|either 'prompt'"):
+        with pytest.raises(BadRequest, match="either 'prompt' or 'messages'"):
             client.tokenize()
 
 
@@ -256,15 +256,18 @@ def test_what_cannot_be_sent_is_refused_here(fakes: Fakes, value: Any) -> None:
         assert client.generate("ab").text == "ab"
 
 
-@pytest.mark.parametrize("body", [{"result": None}, {"result": [1]}, {"result_len": 99}, {"result": {"choices": [1]}}, {}])
+@pytest.mark.parametrize(
+    "body", [{"result": None}, {"result": [1]}, {"result_len": 99}, {"result": {"choices": [1]}}, {}]
+)
 def test_a_result_that_cannot_be_read_is_an_error(fakes: Fakes, body: dict[str, Any]) -> None:
-    with fakes.client(fakes.server(lambda server, heard: server.say(RESULT, heard.request, body))) as client:
-        with pytest.raises(DenizenError, match="RESULT cannot be read|announced a result"):
-            client.generate("ab")
+    server = fakes.server(lambda server, heard: server.say(RESULT, heard.request, body))
+    with fakes.client(server) as client, pytest.raises(DenizenError, match=r"RESULT cannot be read|announced a result"):
+        client.generate("ab")
 
 
 @pytest.mark.parametrize(
-    "data", [b"\xc1", b"", msgpack.packb([1, 2]), msgpack.packb([9, CHUNK, 1, 0, {}]), msgpack.packb([1, CHUNK, 1, 0, 5])]
+    "data",
+    [b"\xc1", b"", msgpack.packb([1, 2]), msgpack.packb([9, CHUNK, 1, 0, {}]), msgpack.packb([1, CHUNK, 1, 0, 5])],
 )
 def test_garbage_from_the_server_ends_all_calls(fakes: Fakes, data: bytes) -> None:
     with fakes.client(fakes.server(lambda server, heard: server.raw(data))) as client:

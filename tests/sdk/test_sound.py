@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from denizen.shm import BadRequest, Segment, Spoken, Transcript, TranscriptChunk, Usage, Word, pcm
+from denizen.shm import BadRequest, DenizenError, Segment, Spoken, Transcript, TranscriptChunk, Usage, Word, pcm
 
 from .fake import CHUNK, RESULT, USAGE, FakeServer, Heard
 
@@ -89,9 +89,7 @@ def test_a_transcript_is_typed(fakes: Fakes) -> None:
     }
     server = fakes.server(lambda server, heard: server.say(RESULT, heard.request, {"result": result}))
     with fakes.client(server) as client:
-        answer = client.transcribe(
-            LEFT, np.int64(16000), language="en", timestamp_granularities=["word", "segment"]
-        )
+        answer = client.transcribe(LEFT, np.int64(16000), language="en", timestamp_granularities=["word", "segment"])
         client.transcribe(LEFT, 16000, translate=True)
     segment = Segment(0.5, 2.0, " hello", 1, 0, (5, 6), avg_logprob=-0.25)
     assert answer == Transcript("hello", "english", 2.5, (segment,), (Word(0.5, 0.75, "hello"),))
@@ -166,13 +164,15 @@ def test_speech_comes_as_arrays(fakes: Fakes) -> None:
 
 def test_no_sound_at_all_still_has_a_rate(fakes: Fakes) -> None:
     result = {"rate": 24000, "samples": 0}
-    with fakes.client(fakes.server(lambda server, heard: server.say(RESULT, heard.request, {"result": result}))) as client:
+    with fakes.client(
+        fakes.server(lambda server, heard: server.say(RESULT, heard.request, {"result": result}))
+    ) as client:
         speech = client.speak("…")
         assert speech.sample_rate == 24000
         assert list(speech) == []
 
 
 def test_samples_that_are_cut_are_an_error(fakes: Fakes) -> None:
-    with fakes.client(fakes.server(lambda server, heard: server.say(CHUNK, heard.request, {}, b"12345"))) as client:
-        with pytest.raises(Exception, match="CHUNK cannot be read"):
-            next(client.speak("x"))
+    server = fakes.server(lambda server, heard: server.say(CHUNK, heard.request, {}, b"12345"))
+    with fakes.client(server) as client, pytest.raises(DenizenError, match="CHUNK cannot be read"):
+        next(client.speak("x"))
