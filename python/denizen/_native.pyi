@@ -242,7 +242,7 @@ class ClientArena:
         """Publish one message and wake the front end if it sleeps.
 
         Where there is no room, try again for `timeout_ms` (negative: for ever) with the GIL released; other threads may
-        send meanwhile. Raises as :meth:`Arena.send`: ArenaFull and SlabFull when that time is over; PeerGone, ArenaClosed.
+        send meanwhile. Raises as :meth:`Arena.send`, ArenaFull and SlabFull when that time is over.
         """
 
     def recv(self, max_messages: int = 256, timeout_ms: int = -1) -> list[tuple[bytes, bytes | None]]:

@@ -1,6 +1,5 @@
 //! Waking a peer that sleeps. A doorbell is a hint: whoever wakes looks at the ring.
 
-use std::ffi::CString;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -9,6 +8,7 @@ use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use crate::error::{ArenaError, Result};
+use crate::object::Object;
 use crate::sys::{semaphore_name, Semaphore};
 
 /// A bell between two processes. A ring before the wait counts: it is kept until cleared.
@@ -76,39 +76,27 @@ impl Doorbell for EventDoorbell {
     }
 }
 
-/// The doorbell between front end and SDK clients: a named POSIX semaphore, which plain Python can open too.
-pub struct SemaphoreDoorbell {
-    semaphore: Semaphore,
-    /// Set on the creator's side, which removes the name when dropped.
-    name: Option<CString>,
-}
+/// The doorbell that wakes a client: a named POSIX semaphore, which a program in any language can open.
+pub struct SemaphoreDoorbell(Semaphore);
 
 impl SemaphoreDoorbell {
-    /// Create the semaphore `name` (without slash), for this user alone. Fails if it exists.
-    pub fn create(name: &str) -> Result<Self> {
-        let c_name = semaphore_name(name)?;
-        let semaphore = Semaphore::create(&c_name)
-            .map_err(|e| ArenaError::io(format!("cannot create semaphore {name}"), e))?;
-        Ok(SemaphoreDoorbell {
-            semaphore,
-            name: Some(c_name),
-        })
+    /// Create a semaphore for this user alone, and the file that is its name: drop that to remove the name.
+    pub fn create() -> Result<(Self, Object)> {
+        let file = Object::create_semaphore()?;
+        Ok((Self::open(file.semaphore_name())?, file))
     }
 
-    /// Open a semaphore that the peer created.
+    /// Open a semaphore that the peer created; `name` without slash.
     pub fn open(name: &str) -> Result<Self> {
-        let semaphore = Semaphore::open(semaphore_name(name)?.as_c_str())
-            .map_err(|e| ArenaError::io(format!("cannot open semaphore {name}"), e))?;
-        Ok(SemaphoreDoorbell {
-            semaphore,
-            name: None,
-        })
+        Semaphore::open(semaphore_name(name)?.as_c_str())
+            .map(SemaphoreDoorbell)
+            .map_err(|e| ArenaError::io(format!("cannot open semaphore {name}"), e))
     }
 }
 
 impl Doorbell for SemaphoreDoorbell {
     fn ring(&self) -> Result<()> {
-        match self.semaphore.post() {
+        match self.0.post() {
             // Overflow: it has been rung two billion times, so it rings.
             Err(e) if e.raw_os_error() != Some(Errno::OVERFLOW.raw_os_error()) => {
                 Err(ArenaError::io("cannot ring the doorbell", e))
@@ -119,7 +107,7 @@ impl Doorbell for SemaphoreDoorbell {
 
     fn clear(&self) -> Result<()> {
         loop {
-            match self.semaphore.try_wait() {
+            match self.0.try_wait() {
                 Ok(()) => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
@@ -129,18 +117,10 @@ impl Doorbell for SemaphoreDoorbell {
     }
 
     fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
-        match self.semaphore.wait(timeout) {
+        match self.0.wait(timeout) {
             Ok(()) => self.clear().map(|()| true),
             Err(e) if matches!(e.kind(), ErrorKind::TimedOut | ErrorKind::Interrupted) => Ok(false),
             Err(e) => Err(ArenaError::io("cannot wait for the peer", e)),
-        }
-    }
-}
-
-impl Drop for SemaphoreDoorbell {
-    fn drop(&mut self) {
-        if let Some(name) = &self.name {
-            let _ = Semaphore::unlink(name);
         }
     }
 }

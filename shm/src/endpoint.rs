@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use crate::doorbell::{poll_for, Doorbell, EventDoorbell};
+use crate::doorbell::{poll_for, Doorbell, EventDoorbell, SemaphoreDoorbell};
 use crate::error::{ArenaError, PeerInfo, Result};
 use crate::header::{monotonic_ns, state};
 use crate::heartbeat::{look, Heartbeat};
@@ -37,6 +37,23 @@ const SPIN_NS: u64 = 20_000;
 /// A side whose last message is older does not spin: an idle pair costs nothing.
 const RECENTLY_NS: u64 = 1_000_000;
 
+/// The doorbell that this side waits for.
+pub(crate) enum Ear {
+    /// Together with the socket.
+    Event(EventDoorbell),
+    /// Alone. Whoever watches the socket posts it when that ends.
+    Semaphore(SemaphoreDoorbell),
+}
+
+impl Ear {
+    pub fn bell(&self) -> &dyn Doorbell {
+        match self {
+            Ear::Event(bell) => bell,
+            Ear::Semaphore(bell) => bell,
+        }
+    }
+}
+
 /// One end of a pair. The front end's [`crate::HostEnd`] and the worker's [`crate::PeerEnd`] are built on it.
 pub(crate) struct Endpoint {
     /// The peer's name in messages.
@@ -47,9 +64,9 @@ pub(crate) struct Endpoint {
     sender: Mutex<Sender<Shared, Shared>>,
     receiver: Mutex<Receiver<Shared, Shared>>,
     /// Rung by the peer.
-    bell_in: EventDoorbell,
+    bell_in: Ear,
     /// Rings the peer.
-    bell_out: EventDoorbell,
+    bell_out: Box<dyn Doorbell>,
     socket: OwnedFd,
     gone: AtomicBool,
     woken: AtomicBool,
@@ -68,8 +85,8 @@ pub(crate) struct Parts {
     pub layout: Layout,
     pub peer_layout: Layout,
     pub epoch: u64,
-    pub bell_in: EventDoorbell,
-    pub bell_out: EventDoorbell,
+    pub bell_in: Ear,
+    pub bell_out: Box<dyn Doorbell>,
     pub socket: OwnedFd,
 }
 
@@ -119,7 +136,11 @@ impl Endpoint {
         &self.own
     }
 
-    pub fn bell_in(&self) -> &EventDoorbell {
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    pub fn bell_in(&self) -> &Ear {
         &self.bell_in
     }
 
@@ -142,10 +163,6 @@ impl Endpoint {
     /// Take the peer's pid from its object's header: it is there when the object's owner came first.
     pub fn note_peer_pid(&self) {
         self.set_peer_pid(self.peer.load(header::WRITER_PID) as u32);
-    }
-
-    pub fn into_socket(self) -> OwnedFd {
-        self.socket
     }
 
     pub fn set_peer_pid(&self, pid: u32) {
@@ -263,7 +280,7 @@ impl Endpoint {
     /// Withdraw the parked flag and forget the rings. Every message sent so far is found by the next look at the ring.
     pub fn disarm(&self) -> Result<()> {
         lock(&self.receiver).disarm();
-        self.bell_in.clear()
+        self.bell_in.bell().clear()
     }
 
     /// Wait for messages: at least one, unless `timeout` passes, [`Endpoint::wake`] is called or a signal arrives
@@ -308,14 +325,9 @@ impl Endpoint {
                 continue;
             }
             count(&self.counters.sleeps, 1);
-            let mut fds = [
-                PollFd::new(&self.bell_in, PollFlags::IN),
-                PollFd::new(&self.socket, PollFlags::IN),
-            ];
-            let ready = poll_for(&mut fds, left);
-            let socket_ready = !fds[1].revents().is_empty();
+            let (ready, socket_ready) = self.sleep(left);
             receiver.disarm();
-            self.bell_in.clear()?;
+            self.bell_in.bell().clear()?;
             if socket_ready {
                 on_socket()?;
             }
@@ -326,6 +338,21 @@ impl Endpoint {
                 }
                 return Ok(messages);
             }
+        }
+    }
+
+    /// Sleep until rung, at most `left`. Whether something ended it in time, and whether the socket did.
+    fn sleep(&self, left: Option<Duration>) -> (Result<bool>, bool) {
+        match &self.bell_in {
+            Ear::Event(bell) => {
+                let mut fds = [
+                    PollFd::new(bell, PollFlags::IN),
+                    PollFd::new(&self.socket, PollFlags::IN),
+                ];
+                let ready = poll_for(&mut fds, left);
+                (ready, !fds[1].revents().is_empty())
+            }
+            Ear::Semaphore(bell) => (bell.wait(left), false),
         }
     }
 
@@ -353,7 +380,7 @@ impl Endpoint {
     /// Make a blocked [`Endpoint::recv`] of this process return, or the next one if none is blocked.
     pub fn wake(&self) -> Result<()> {
         self.woken.store(true, Ordering::Release);
-        self.bell_in.ring()
+        self.bell_in.bell().ring()
     }
 
     /// Read the socket until it has nothing more to say, as an edge-triggered poll needs. Packets go to `on_packet`; end
@@ -377,7 +404,7 @@ impl Endpoint {
             return;
         }
         self.own.store(header::STATE, state::CLOSED);
-        let _ = self.bell_in.ring();
+        let _ = self.bell_in.bell().ring();
         // The peer learns it from the socket, which a blocked recv may keep open a moment longer.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }

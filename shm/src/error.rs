@@ -90,6 +90,18 @@ pub enum ArenaError {
     #[error("bad attach message: {0}")]
     BadAttach(String),
 
+    /// A client found nobody.
+    #[error("no server listens at {path}: {reason}")]
+    NoServer { path: String, reason: &'static str },
+
+    /// A client was refused; the reason is the front end's.
+    #[error("the server refused this client: {0}")]
+    Uninvited(String),
+
+    /// A front end found another one in its place.
+    #[error("a server that lives listens at {path} already")]
+    NameTaken { path: String },
+
     /// The peer wrote something impossible. Nothing more is read from it.
     #[error("the peer wrote nonsense: {0}")]
     Corrupt(String),

@@ -8,8 +8,8 @@ use std::time::Duration;
 use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
 
 use crate::config::Config;
-use crate::doorbell::EventDoorbell;
-use crate::endpoint::{Endpoint, Link, Parts};
+use crate::doorbell::{Doorbell, EventDoorbell, SemaphoreDoorbell};
+use crate::endpoint::{Ear, Endpoint, Link, Parts};
 use crate::error::{ArenaError, PeerInfo, Result};
 use crate::failpoint::failpoint;
 use crate::header::{self, Identity, Role};
@@ -22,10 +22,18 @@ use crate::stats::Stats;
 use crate::sys;
 
 enum Attaching {
-    /// The objects' names still exist.
-    Waiting(#[allow(dead_code)] Box<[Object; 2]>),
+    /// The names of objects and semaphore still exist.
+    Waiting(#[allow(dead_code)] Vec<Object>),
     Attached,
     Refused(String),
+}
+
+/// What wakes the peer.
+pub(crate) enum Waking {
+    /// A worker.
+    Eventfd,
+    /// A client.
+    Semaphore,
 }
 
 /// See the crate's documentation for how an async consumer uses it. All methods may be called from any thread.
@@ -56,6 +64,19 @@ impl ChildEnd {
 impl HostEnd {
     /// Create both objects with all their memory, and the socketpair.
     pub fn create(config: &Config) -> Result<(HostEnd, ChildEnd)> {
+        let (socket, child) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(|e| ArenaError::io("cannot create a socketpair", e))?;
+        let host = Self::offer(config, socket, Waking::Eventfd)?;
+        Ok((host, ChildEnd(child)))
+    }
+
+    /// Create both objects and the doorbells, and send the attach message over `socket`.
+    pub(crate) fn offer(config: &Config, socket: OwnedFd, waking: Waking) -> Result<HostEnd> {
         let (requests_layout, results_layout) = config.layouts()?;
         let bytes = config.bytes()?;
         let identity = Identity {
@@ -75,20 +96,30 @@ impl HostEnd {
         drop(writable);
         let peer = Mapping::new(results.as_fd(), results_layout.total, false)?;
 
-        let (socket, child) = socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .map_err(|e| ArenaError::io("cannot create a socketpair", e))?;
-        let (bell_in, bell_out) = (EventDoorbell::new()?, EventDoorbell::new()?);
-        let attach = Attach {
+        let names = (requests.name().to_string(), results.name().to_string());
+        let mut attach = Attach {
             identity,
-            requests: requests.name().to_string(),
-            results: results.name().to_string(),
+            requests: names.0.clone(),
+            results: names.1.clone(),
+            bell: None,
         };
-        send_attach(&socket, &attach, [&bell_out, &bell_in])?;
+        let mut objects = vec![requests, results];
+        let bell_in = EventDoorbell::new()?;
+        let bell_out: Box<dyn Doorbell> = match waking {
+            Waking::Eventfd => {
+                let bell = EventDoorbell::new()?;
+                send_attach(&socket, &attach, &[&bell, &bell_in])?;
+                Box::new(bell)
+            }
+            Waking::Semaphore => {
+                let (bell, file) = SemaphoreDoorbell::create()?;
+                attach.bell = Some(file.semaphore_name().to_string());
+                objects.push(file);
+                failpoint("host.created_bell");
+                send_attach(&socket, &attach, &[&bell_in])?;
+                Box::new(bell)
+            }
+        };
         failpoint("host.created");
         let endpoint = Endpoint::new(Parts {
             peer_name: config.peer_name.clone(),
@@ -97,16 +128,15 @@ impl HostEnd {
             layout: requests_layout,
             peer_layout: results_layout,
             epoch: config.epoch,
-            bell_in,
+            bell_in: Ear::Event(bell_in),
             bell_out,
             socket,
         });
-        let host = HostEnd {
+        Ok(HostEnd {
             endpoint,
-            attaching: Mutex::new(Attaching::Waiting(Box::new([requests, results]))),
-            names: (attach.requests, attach.results),
-        };
-        Ok((host, ChildEnd(child)))
+            attaching: Mutex::new(Attaching::Waiting(objects)),
+            names,
+        })
     }
 
     /// Publish one message. The peer need not have attached yet.
@@ -147,7 +177,10 @@ impl HostEnd {
 
     /// Becomes readable when the peer has published something while this side was armed.
     pub fn doorbell_fd(&self) -> BorrowedFd<'_> {
-        self.endpoint.bell_in().as_fd()
+        match self.endpoint.bell_in() {
+            Ear::Event(bell) => bell.as_fd(),
+            Ear::Semaphore(_) => unreachable!("a host is woken by an eventfd"),
+        }
     }
 
     /// Becomes readable when the peer has attached, refused or gone: then call [`HostEnd::poll_socket`].

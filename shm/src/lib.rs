@@ -1,4 +1,4 @@
-//! The shared-memory arena between the front end and its peers: a pair of objects, each written by one side only, with
+//! The shared-memory arena between the front end and its peers, workers and clients: a pair of objects, each written by one side only, with
 //! a ring of small descriptors, a slab for what does not fit into them, and doorbells for sleepers.
 //!
 //! # Layout
@@ -13,8 +13,9 @@
 //! | `doorbell`, `heartbeat` | waking; signs of life |
 //! | `config`, `error` | sizes; everything that can go wrong |
 //! | `object`, `sweep` | named objects in `/dev/shm`, leftovers |
-//! | `rendezvous` | attach message and answer over the inherited socket |
+//! | `rendezvous` | attach message and answer over the socket between the two |
 //! | `endpoint`, `host`, `peer`, `stats` | the two ends |
+//! | `listener`, `invitation`, `watch` | how clients come to a pair; the thread that watches for the end of theirs |
 //! | `sys` | system calls without a safe wrapper (`unsafe`) |
 //!
 //! # The front end
@@ -74,6 +75,8 @@ mod error;
 mod failpoint;
 mod heartbeat;
 mod host;
+mod invitation;
+mod listener;
 mod mapping;
 mod object;
 mod peer;
@@ -81,6 +84,7 @@ mod rendezvous;
 mod stats;
 mod sweep;
 mod sys;
+mod watch;
 
 pub mod header;
 pub mod layout;
@@ -96,9 +100,11 @@ pub use endpoint::Link;
 pub use error::{ArenaError, PeerInfo, Result};
 pub use heartbeat::{Heartbeat, Phase};
 pub use host::{ChildEnd, HostEnd};
-pub use object::shm_space;
+pub use invitation::Invitation;
+pub use listener::{Connection, Listener};
+pub use object::{shm_space, Object};
 pub use peer::PeerEnd;
 pub use receiver::Message;
-pub use rendezvous::{Answer, Attach};
+pub use rendezvous::{Answer, Attach, Hello};
 pub use stats::Stats;
 pub use sweep::{sweep, Swept};

@@ -5,14 +5,17 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
     fallocate, flock, fstat, fstatvfs, statvfs, FallocateFlags, FileType, FlockOperation, Mode,
 };
-use rustix::io::Errno;
+use rustix::io::{pwrite, Errno};
 use rustix::shm;
 
 use crate::error::{ArenaError, Result};
+use crate::sys::semaphore_bytes;
 
 /// Where POSIX shared memory lives on Linux.
 pub const SHM_DIR: &str = "/dev/shm";
 pub(crate) const PREFIX: &str = "denizen-";
+/// In front of a semaphore's name, in the name of the file that it is.
+pub(crate) const SEMAPHORE: &str = "sem.";
 
 /// Bytes of `/dev/shm`: (free, whole size).
 pub fn shm_space() -> Result<(u64, u64)> {
@@ -42,10 +45,29 @@ impl Object {
     /// Create an object of `len` zero bytes, readable and writable by this user alone. `pair_bytes` is what the caller
     /// needs in all, for the error message.
     pub fn create(kind: &str, len: usize, pair_bytes: u64) -> Result<Self> {
+        let object = Self::create_empty("", kind)?;
+        object.allocate(len, pair_bytes)?;
+        Ok(object)
+    }
+
+    /// Create a named semaphore with count 0, for this user alone. On Linux that is a file of this folder with a `sem_t`
+    /// in it. `sem_open` would write it under a name of its own choice and then rename it: killed in between, it would
+    /// leave a file that no sweep knows.
+    pub fn create_semaphore() -> Result<Self> {
+        let fault = |e: std::io::Error| ArenaError::io("cannot create a semaphore", e);
+        let bytes = semaphore_bytes().map_err(fault)?;
+        let object = Self::create_empty(SEMAPHORE, "bell")?;
+        object.allocate(bytes.len(), bytes.len() as u64)?;
+        // A file this short is written at once.
+        pwrite(&object, &bytes, 0).map_err(|e| fault(e.into()))?;
+        Ok(object)
+    }
+
+    fn create_empty(prefix: &str, kind: &str) -> Result<Self> {
         let uid = rustix::process::geteuid().as_raw();
         loop {
             let id = u64::from_le_bytes(random()?);
-            let name = format!("{PREFIX}{uid}-{id:016x}-{kind}");
+            let name = format!("{prefix}{PREFIX}{uid}-{id:016x}-{kind}");
             let flags = shm::OFlags::CREATE | shm::OFlags::EXCL | shm::OFlags::RDWR;
             let fd = match shm::open(name.as_str(), flags, Mode::RUSR | Mode::WUSR) {
                 Ok(fd) => fd,
@@ -67,7 +89,6 @@ impl Object {
                 creator: std::process::id(),
             };
             if mine {
-                object.allocate(len, pair_bytes)?;
                 return Ok(object);
             }
         }
@@ -102,8 +123,14 @@ impl Object {
         }
     }
 
+    /// Its name in [`SHM_DIR`].
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The name that `sem_open` knows it by, without the slash.
+    pub fn semaphore_name(&self) -> &str {
+        self.name.strip_prefix(SEMAPHORE).unwrap_or(&self.name)
     }
 
     /// Remove the name; the memory lives on while somebody maps it.
@@ -128,30 +155,37 @@ impl Drop for Object {
     }
 }
 
-/// Open somebody's object; it must belong to this user. Returns its length too.
-pub(crate) fn open(name: &str, writable: bool) -> Result<(OwnedFd, usize)> {
-    let bad = |reason: String| ArenaError::BadObject {
+fn bad(name: &str, reason: String) -> ArenaError {
+    ArenaError::BadObject {
         object: name.to_string(),
         reason,
-    };
+    }
+}
+
+/// Open somebody's object.
+pub(crate) fn open(name: &str, writable: bool) -> Result<OwnedFd> {
     let flags = if writable {
         shm::OFlags::RDWR
     } else {
         shm::OFlags::RDONLY
     };
-    let fd = shm::open(name, flags, Mode::empty()).map_err(|e| match e {
-        Errno::NOENT => {
-            bad("it does not exist (its creator has gone, or it was removed by hand)".into())
-        }
+    shm::open(name, flags, Mode::empty()).map_err(|e| match e {
+        Errno::NOENT => bad(
+            name,
+            "it does not exist (its creator has gone, or it was removed by hand)".into(),
+        ),
         other => ArenaError::io(format!("cannot open shared memory {name}"), other),
-    })?;
-    let stat = fstat(&fd).map_err(|e| ArenaError::io(format!("cannot look at {name}"), e))?;
+    })
+}
+
+/// The length of an opened object, which must be a file of this user.
+pub(crate) fn check(name: &str, fd: BorrowedFd<'_>) -> Result<usize> {
+    let stat = fstat(fd).map_err(|e| ArenaError::io(format!("cannot look at {name}"), e))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(bad("it is not a regular file".into()));
+        return Err(bad(name, "it is not a regular file".into()));
     }
     if stat.st_uid != rustix::process::geteuid().as_raw() {
-        return Err(bad(format!("it belongs to user {}", stat.st_uid)));
+        return Err(bad(name, format!("it belongs to user {}", stat.st_uid)));
     }
-    let len = usize::try_from(stat.st_size).map_err(|_| bad("its size is negative".into()))?;
-    Ok((fd, len))
+    usize::try_from(stat.st_size).map_err(|_| bad(name, "its size is negative".into()))
 }

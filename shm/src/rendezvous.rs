@@ -1,28 +1,40 @@
-//! What travels over the inherited socketpair: one attach message with the doorbells, one answer, then only the end of
-//! file that means the other side's death.
+//! What travels over the socket between the two ends of a pair: one attach message with the doorbells, one answer, then
+//! only the end of file that means the other side's death. A client, which was not started with its end of a socketpair,
+//! says first that it wants to attach.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{
-    recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
+    recvmsg, send, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
 
-use crate::doorbell::EventDoorbell;
+use crate::doorbell::{poll_for, EventDoorbell};
 use crate::error::{ArenaError, Result};
 use crate::header::Identity;
 use crate::layout::{fields_hash, ABI_MAJOR, ABI_MINOR};
 use crate::object::PREFIX;
 
+const HELLO: &[u8; 4] = b"DZCL";
+const HELLO_AUDIO: u32 = 1;
 const ATTACH: &[u8; 4] = b"DZAT";
 const ATTACHED: &[u8; 4] = b"DZOK";
 const REFUSED: &[u8; 4] = b"DZNO";
 const MAX_NAME: usize = 200;
 /// No packet is longer.
 const MAX_PACKET: usize = 1024;
+
+/// A client's first packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// It will send audio: give it slots that hold some.
+    pub audio: bool,
+}
 
 /// The creator's first and only packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +44,8 @@ pub struct Attach {
     pub requests: String,
     /// Name of the object that the receiver of this message is to write.
     pub results: String,
+    /// Name of the semaphore that wakes a client. A worker is woken by an eventfd.
+    pub bell: Option<String>,
 }
 
 /// The peer's first and only packet.
@@ -41,15 +55,62 @@ pub enum Answer {
     Refused { reason: String },
 }
 
+/// A kind of packet and the version of who sends it.
+fn versioned(kind: &[u8; 4]) -> Vec<u8> {
+    let mut packet = kind.to_vec();
+    packet.extend(ABI_MAJOR.to_le_bytes());
+    packet.extend(ABI_MINOR.to_le_bytes());
+    packet.extend(fields_hash().to_le_bytes());
+    packet
+}
+
+/// Takes what [`versioned`] wrote; `peer` is who did, for the error.
+fn take_version(rest: &mut &[u8], kind: &[u8; 4], peer: &str) -> Result<()> {
+    if take::<4>(rest)? != *kind {
+        return Err(bad("it is not from an arena"));
+    }
+    let major = u32::from_le_bytes(take(rest)?);
+    let minor = u32::from_le_bytes(take(rest)?);
+    let hash = u64::from_le_bytes(take(rest)?);
+    if major != ABI_MAJOR || minor > ABI_MINOR || hash != fields_hash() {
+        return Err(ArenaError::AbiMismatch {
+            object: peer.into(),
+            ours: format!("{ABI_MAJOR}.{ABI_MINOR} (layout {:016x})", fields_hash()),
+            theirs: format!("{major}.{minor} (layout {hash:016x})"),
+        });
+    }
+    Ok(())
+}
+
+impl Hello {
+    pub fn encode(self) -> Vec<u8> {
+        let mut packet = versioned(HELLO);
+        packet.extend(if self.audio { HELLO_AUDIO } else { 0 }.to_le_bytes());
+        packet
+    }
+
+    pub fn decode(packet: &[u8]) -> Result<Self> {
+        let mut rest = packet;
+        take_version(&mut rest, HELLO, "the client")?;
+        let flags = u32::from_le_bytes(take(&mut rest)?);
+        if flags & !HELLO_AUDIO != 0 || !rest.is_empty() {
+            return Err(bad("it asks for something unknown"));
+        }
+        Ok(Hello {
+            audio: flags & HELLO_AUDIO != 0,
+        })
+    }
+}
+
 impl Attach {
     pub fn encode(&self) -> Vec<u8> {
-        let mut packet = ATTACH.to_vec();
-        packet.extend(ABI_MAJOR.to_le_bytes());
-        packet.extend(ABI_MINOR.to_le_bytes());
-        packet.extend(fields_hash().to_le_bytes());
+        let mut packet = versioned(ATTACH);
         packet.extend(self.identity.instance);
         packet.extend(self.identity.epoch.to_le_bytes());
-        for name in [&self.requests, &self.results] {
+        for name in [&self.requests, &self.results]
+            .into_iter()
+            .chain(&self.bell)
+        {
             packet.extend((name.len() as u16).to_le_bytes());
             packet.extend(name.as_bytes());
         }
@@ -58,25 +119,17 @@ impl Attach {
 
     pub fn decode(packet: &[u8]) -> Result<Self> {
         let mut rest = packet;
-        if take::<4>(&mut rest)? != *ATTACH {
-            return Err(bad("it is not from an arena"));
-        }
-        let major = u32::from_le_bytes(take(&mut rest)?);
-        let minor = u32::from_le_bytes(take(&mut rest)?);
-        let hash = u64::from_le_bytes(take(&mut rest)?);
-        if major != ABI_MAJOR || minor > ABI_MINOR || hash != fields_hash() {
-            return Err(ArenaError::AbiMismatch {
-                object: "the front end".into(),
-                ours: format!("{ABI_MAJOR}.{ABI_MINOR} (layout {:016x})", fields_hash()),
-                theirs: format!("{major}.{minor} (layout {hash:016x})"),
-            });
-        }
+        take_version(&mut rest, ATTACH, "the front end")?;
         let identity = Identity {
             instance: take(&mut rest)?,
             epoch: u64::from_le_bytes(take(&mut rest)?),
         };
         let requests = take_name(&mut rest)?;
         let results = take_name(&mut rest)?;
+        let bell = match rest.is_empty() {
+            true => None,
+            false => Some(take_name(&mut rest)?),
+        };
         if !rest.is_empty() {
             return Err(bad("bytes follow its end"));
         }
@@ -84,6 +137,7 @@ impl Attach {
             identity,
             requests,
             results,
+            bell,
         })
     }
 }
@@ -139,13 +193,13 @@ fn take_name(rest: &mut &[u8]) -> Result<String> {
     Ok(String::from_utf8_lossy(name).into_owned())
 }
 
-/// Send the attach message with the doorbells: first the one that the peer waits on, then the one that it rings.
+/// Send the attach message with the eventfds: for a worker the one that it waits on, and for all the one that it rings.
 pub(crate) fn send_attach(
     socket: impl AsFd,
     attach: &Attach,
-    doorbells: [&EventDoorbell; 2],
+    doorbells: &[&EventDoorbell],
 ) -> Result<()> {
-    let fds = [doorbells[0].as_fd(), doorbells[1].as_fd()];
+    let fds: Vec<BorrowedFd<'_>> = doorbells.iter().map(|bell| bell.as_fd()).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     control.push(SendAncillaryMessage::ScmRights(&fds));
@@ -160,10 +214,32 @@ pub(crate) fn send_attach(
     Ok(())
 }
 
-pub(crate) fn send_answer(socket: impl AsFd, answer: &Answer) -> Result<()> {
-    rustix::net::send(socket, &answer.encode(), SendFlags::NOSIGNAL)
-        .map_err(|e| ArenaError::io("cannot answer the attach message", e))?;
+/// Send a packet without descriptors.
+pub(crate) fn send_packet(socket: impl AsFd, packet: &[u8]) -> Result<()> {
+    // These few packets fit every socket; whoever does not read them must not hold anybody up.
+    send(socket, packet, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+        .map_err(|e| ArenaError::io("cannot write to the peer's socket", e))?;
     Ok(())
+}
+
+/// Wait for a packet, until `deadline`; `whose` says who should send it.
+pub(crate) fn wait_for_packet(
+    socket: impl AsFd,
+    deadline: Instant,
+    whose: &str,
+) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
+    loop {
+        match receive(&socket)? {
+            Packet::Data(packet, fds) => return Ok((packet, fds)),
+            Packet::EndOfFile => return Err(bad(&format!("{whose} has gone"))),
+            Packet::None => {}
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(bad(&format!("nothing came from {whose} in time")));
+        }
+        poll_for(&mut [PollFd::new(&socket, PollFlags::IN)], Some(left))?;
+    }
 }
 
 /// What the socket had to say.

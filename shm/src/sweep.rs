@@ -6,7 +6,7 @@ use rustix::fs::{flock, fstat, FlockOperation, Mode};
 use rustix::shm;
 
 use crate::error::{ArenaError, Result};
-use crate::object::{PREFIX, SHM_DIR};
+use crate::object::{PREFIX, SEMAPHORE, SHM_DIR};
 
 /// What [`sweep`] found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct Swept {
     pub foreign: usize,
 }
 
-/// Remove every arena object of this user whose creator is dead: whose flock nobody holds. What is inside does not
+/// Remove every arena object and doorbell of this user whose creator is dead: whose flock nobody holds. What is inside does not
 /// matter, so objects of other versions, half-made ones and one half of a pair go the same way.
 pub fn sweep() -> Result<Swept> {
     let mut swept = Swept::default();
@@ -29,7 +29,8 @@ pub fn sweep() -> Result<Swept> {
         let Ok(name) = entry.file_name().into_string() else {
             continue;
         };
-        if !name.starts_with(PREFIX) {
+        let ours = name.strip_prefix(SEMAPHORE).unwrap_or(&name);
+        if !ours.starts_with(PREFIX) {
             continue;
         }
         // Opening fails for an object that vanished meanwhile, a symbolic link, or another user's.

@@ -3,6 +3,7 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -53,6 +54,30 @@ pub(crate) fn take_inherited(fd: RawFd) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// A descriptor of this process's own for what its descriptor number `fd` is open on.
+pub(crate) fn duplicate(fd: RawFd) -> Result<OwnedFd> {
+    // SAFETY: a system call on integers.
+    let own = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
+    if own < 0 {
+        let error = io::Error::last_os_error();
+        return Err(ArenaError::io(
+            format!("file descriptor {fd} cannot be used"),
+            error,
+        ));
+    }
+    // SAFETY: just made, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(own) })
+}
+
+/// What the file of a named semaphore holds: a process-shared `sem_t` with count 0.
+pub(crate) fn semaphore_bytes() -> io::Result<[u8; size_of::<libc::sem_t>()]> {
+    let mut semaphore = MaybeUninit::<libc::sem_t>::zeroed();
+    // SAFETY: `sem_init` writes one `sem_t`; nobody uses it where it is.
+    status(unsafe { libc::sem_init(semaphore.as_mut_ptr(), 1, 0) })?;
+    // SAFETY: zeroed at first, so that no byte of it is uninitialised; every value is valid for `u8`.
+    Ok(unsafe { std::mem::transmute_copy(&semaphore) })
+}
+
 /// A named POSIX semaphore, closed when dropped. Its name lives on until unlinked.
 pub(crate) struct Semaphore(NonNull<libc::sem_t>);
 
@@ -62,20 +87,6 @@ unsafe impl Send for Semaphore {}
 unsafe impl Sync for Semaphore {}
 
 impl Semaphore {
-    /// Create `name` (which must start with a slash and not exist) with count 0, for this user alone.
-    pub fn create(name: &CStr) -> io::Result<Self> {
-        // SAFETY: `name` is a C string; mode and initial value have the types that the variadic call reads.
-        let semaphore = unsafe {
-            libc::sem_open(
-                name.as_ptr(),
-                libc::O_CREAT | libc::O_EXCL,
-                0o600 as libc::mode_t as libc::c_uint,
-                0 as libc::c_uint,
-            )
-        };
-        Self::check(semaphore)
-    }
-
     /// Open a semaphore that somebody created.
     pub fn open(name: &CStr) -> io::Result<Self> {
         // SAFETY: `name` is a C string; without O_CREAT no further argument is read.
@@ -89,11 +100,6 @@ impl Semaphore {
         NonNull::new(semaphore)
             .map(Semaphore)
             .ok_or_else(|| io::Error::other("sem_open returned null"))
-    }
-
-    pub fn unlink(name: &CStr) -> io::Result<()> {
-        // SAFETY: `name` is a C string.
-        status(unsafe { libc::sem_unlink(name.as_ptr()) })
     }
 
     pub fn post(&self) -> io::Result<()> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use denizen_shm::{ArenaError, Doorbell, EventDoorbell, SemaphoreDoorbell};
+use denizen_shm::{Doorbell, EventDoorbell, SemaphoreDoorbell};
 
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(20));
 const NOT_AT_ALL: Option<Duration> = Some(Duration::ZERO);
@@ -54,18 +54,25 @@ fn an_eventfd_conforms() {
 
 #[test]
 fn a_named_semaphore_conforms() {
-    let name = format!("denizen-test-bell-{}", std::process::id());
-    let waits = SemaphoreDoorbell::create(&name).unwrap();
+    let (waits, file) = SemaphoreDoorbell::create().unwrap();
+    let name = file.semaphore_name().to_owned();
     let rings = SemaphoreDoorbell::open(&name).unwrap();
-    let error = SemaphoreDoorbell::create(&name).map(drop).unwrap_err();
-    assert!(matches!(error, ArenaError::Io { .. }), "{error}");
     conforms(rings, waits);
+    drop(file);
     let error = SemaphoreDoorbell::open(&name).map(drop).unwrap_err();
     assert!(
         error.to_string().contains(&name),
-        "gone with its creator: {error}"
+        "gone with its file: {error}"
     );
-    assert!(SemaphoreDoorbell::create("zero\0byte").is_err());
+    assert!(SemaphoreDoorbell::open("zero\0byte").is_err());
+}
+
+#[test]
+fn a_semaphore_whose_name_is_gone_still_rings() {
+    let (waits, file) = SemaphoreDoorbell::create().unwrap();
+    let rings = SemaphoreDoorbell::open(file.semaphore_name()).unwrap();
+    drop(file);
+    conforms(rings, waits);
 }
 
 /// An eventfd whose counter is at its maximum, and any other, rings without blocking.

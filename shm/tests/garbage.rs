@@ -8,7 +8,7 @@ use common::{direction, layouts, pattern, EPOCH};
 use denizen_shm::header::{self, Identity, Role};
 use denizen_shm::layout::{header as at, slot, Geometry, Layout, DESCRIPTOR_LEN, HEADER_LEN};
 use denizen_shm::memory::{HeapMemory, Memory};
-use denizen_shm::{Answer, ArenaError, Attach, Descriptor};
+use denizen_shm::{Answer, ArenaError, Attach, Descriptor, Hello};
 use proptest::prelude::*;
 
 const IDENTITY: Identity = Identity {
@@ -89,25 +89,37 @@ proptest! {
     fn attach_and_answer_decoding_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         let _ = Attach::decode(&bytes);
         let _ = Answer::decode(&bytes);
+        if let Ok(hello) = Hello::decode(&bytes) {
+            prop_assert_eq!(hello.encode(), bytes);
+        }
     }
 
     /// Cutting or changing a good attach message gives an error, or the same meaning, or other well-formed names.
     #[test]
-    fn a_damaged_attach_message_never_panics(cut in 0usize..200, place in 0usize..120, value in any::<u8>()) {
+    fn a_damaged_attach_message_never_panics(
+        cut in 0usize..200,
+        place in 0usize..120,
+        value in any::<u8>(),
+        client in any::<bool>(),
+    ) {
         let attach = Attach {
             identity: IDENTITY,
             requests: "denizen-0-1-req".into(),
             results: "denizen-0-1-res".into(),
+            bell: client.then(|| "denizen-0-1-bell".into()),
         };
         let mut packet = attach.encode();
         prop_assert_eq!(&Attach::decode(&packet).unwrap(), &attach);
         if cut < packet.len() {
-            prop_assert!(Attach::decode(&packet[..cut]).is_err());
+            // Without its last name a client's message is a worker's.
+            let workers = Attach { bell: None, ..attach }.encode();
+            let whole = cut == workers.len();
+            prop_assert_eq!(Attach::decode(&packet[..cut]).is_ok(), whole);
         }
         let place = place % packet.len();
         packet[place] = value;
         if let Ok(found) = Attach::decode(&packet) {
-            for name in [found.requests, found.results] {
+            for name in [found.requests, found.results].into_iter().chain(found.bell) {
                 prop_assert!(name.starts_with("denizen-") && !name.contains('/'));
             }
         }

@@ -43,6 +43,12 @@ create_exception!(
 );
 create_exception!(
     _native,
+    NoServer,
+    AttachError,
+    "Nobody listens at the rendezvous."
+);
+create_exception!(
+    _native,
     NoSpace,
     ArenaError,
     "/dev/shm cannot hold the arena."
@@ -68,7 +74,9 @@ pub fn raise(error: Error) -> PyErr {
         Error::SlabFull { .. } => SlabFull::new_err(message),
         Error::TooLarge { .. } => MessageTooLarge::new_err(message),
         Error::PeerGone { .. } => PeerGone::new_err(message),
+        Error::NoServer { .. } => NoServer::new_err(message),
         Error::AttachRefused { .. }
+        | Error::Uninvited(_)
         | Error::AbiMismatch { .. }
         | Error::EpochMismatch { .. }
         | Error::BadObject { .. }
@@ -89,6 +97,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("MessageTooLarge", py.get_type::<MessageTooLarge>())?;
     module.add("PeerGone", py.get_type::<PeerGone>())?;
     module.add("AttachError", py.get_type::<AttachError>())?;
+    module.add("NoServer", py.get_type::<NoServer>())?;
     module.add("NoSpace", py.get_type::<NoSpace>())?;
     module.add("CorruptArena", py.get_type::<CorruptArena>())?;
     module.add("ArenaClosed", py.get_type::<ArenaClosed>())

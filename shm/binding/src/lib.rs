@@ -1,6 +1,7 @@
 //! Python extension `denizen._native`: the arena for Python peers. What each name means stands in `_native.pyi`.
 
 mod arena;
+mod client;
 mod errors;
 mod host;
 mod message;
@@ -25,6 +26,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     errors::register(module)?;
     module.add_class::<arena::Arena>()?;
     module.add_class::<host::HostArena>()?;
+    module.add_class::<client::Invitation>()?;
+    module.add_class::<client::ClientArena>()?;
     module.add_function(wrap_pyfunction!(sweep, module)?)?;
     module.add("ABI", (layout::ABI_MAJOR, layout::ABI_MINOR))?;
     module.add("MAGIC", layout::MAGIC)?;
