@@ -150,11 +150,11 @@ def _answers(client: Client, web: Http, tokens: int) -> dict[tuple[str, str], Ca
         arguments = common(count)
 
         def whole() -> float:
-            return client.generate(_IDS, **arguments).usage.completion_tokens
+            return float(client.generate(_IDS, **arguments).usage.completion_tokens)
 
         def streamed() -> float:
             with client.generate(_IDS, stream=True, **arguments) as pieces:
-                return pieces.result().usage.completion_tokens
+                return float(pieces.result().usage.completion_tokens)
 
         return streamed if stream else whole
 

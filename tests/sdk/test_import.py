@@ -20,7 +20,7 @@ sys.meta_path.insert(0, Blocked())
 before = set(sys.modules)
 import denizen.shm
 from denizen.shm import *
-print(json.dumps(sorted(set(sys.modules) - before - sys.stdlib_module_names)))
+print(json.dumps(sorted(set(sys.modules) - before)))
 """
 
 
@@ -30,8 +30,9 @@ def test_base_install_is_enough() -> None:
     )
     assert done.returncode == 0, done.stderr
     loaded = json.loads(done.stdout)
-    foreign = {name.split(".")[0] for name in loaded} - {"denizen", "msgpack", "posix_ipc", "numpy"}
-    assert not foreign - sys.stdlib_module_names, foreign
+    top = {name.split(".")[0] for name in loaded} - sys.stdlib_module_names
+    # What Cython registers for msgpack and numpy belongs to them.
+    assert {name for name in top if "cython" not in name} == {"denizen", "msgpack", "posix_ipc", "numpy"}
     of_ours = {name for name in loaded if name.startswith("denizen.")}
     assert "denizen._native" in of_ours
     assert not {name for name in of_ours if not name.startswith(("denizen.shm", "denizen._native"))}
