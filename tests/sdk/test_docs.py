@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 if TYPE_CHECKING:
+    import pytest
+
     from .conftest import Rendezvous
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/sdk.md"

@@ -43,11 +43,10 @@ def test_a_model_writes_the_same(server: Rendezvous, sampling: dict[str, float])
 def test_whisper_hears_the_same(server: Rendezvous) -> None:
     clip = real_whisper.or_skip(real_whisper.clips)[0]
     response = server.http.post(
-        "/v1/audio/transcriptions", files={"file": ("a.wav", clip.path.read_bytes())}, data={"model": "ears"}
+        "/v1/audio/transcriptions", files={"file": ("a.wav", clip.file.read_bytes())}, data={"model": "ears"}
     )
-    samples = clip.samples
     with server.client(audio=True) as client:
-        transcript = client.transcribe(samples, 16_000, timestamp_granularities=["word", "segment"])
+        transcript = client.transcribe(clip.pcm, 16_000, timestamp_granularities=["word", "segment"])
     assert transcript.text == response.json()["text"]
     assert transcript.words
     assert np.all(np.diff([word.start for word in transcript.words]) >= 0)
