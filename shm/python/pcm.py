@@ -53,11 +53,14 @@ def _channel_axis(pcm: npt.NDArray[Any]) -> int | None:
 
 
 def sample_rate(rate: Any) -> int:
-    """Hertz. Raises BadRequest, `param` "rate"; the range is the server's matter."""
+    """Hertz. Raises BadRequest, `param` "rate". Which rates can be heard is the server's matter."""
     try:
-        return operator.index(rate)
+        hertz = operator.index(rate)
     except TypeError:
-        raise bad_request("rate", f"'rate' must be a whole number of hertz, not {rate!r}") from None
+        hertz = 0
+    if not 0 < hertz < 1 << 32:
+        raise bad_request("rate", f"'rate' must be a whole number of hertz, not {rate!r}")
+    return hertz
 
 
 def samples(attachment: bytes) -> Pcm:

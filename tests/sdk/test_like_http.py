@@ -296,8 +296,7 @@ def test_refusals_of_sound_are_the_same(
     [
         (np.array([0.5, np.nan], np.float32), 16_000),
         (np.array([0.5, np.inf], np.float32), 16_000),
-        (noise(0.1), 0),
-        (noise(0.1), -5),
+        (noise(0.1), 100),
         (noise(0.1), 1_000_000),
     ],
 )

@@ -68,7 +68,7 @@ def test_what_is_no_sound_is_refused(fakes: Fakes, given: Any, message: str) -> 
     assert not [heard for heard in server.heard if heard.kind == 33]
 
 
-@pytest.mark.parametrize("rate", ["16000", 16000.5, None])
+@pytest.mark.parametrize("rate", ["16000", 16000.5, None, 0, -16000, 1 << 40])
 def test_a_rate_is_a_whole_number(fakes: Fakes, rate: Any) -> None:
     with fakes.client(fakes.server()) as client, pytest.raises(BadRequest, match="'rate' must be a whole number"):
         client.transcribe(LEFT, rate)
