@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import posix_ipc  # type: ignore[import-not-found]
 from denizen._native import ArenaError, Invitation, NoServer
 from denizen.shm.connection import Connection
-from denizen.shm.errors import ConnectError
+from denizen.shm.errors import ConnectError, bad_request
 from denizen.shm.rendezvous import socket_path
 
 if TYPE_CHECKING:
@@ -17,9 +17,13 @@ if TYPE_CHECKING:
 
     from denizen._native import ClientArena
 
+_FOR_EVER = 1e6
+
 
 def connect(name: str, path: str | os.PathLike[str] | None, audio: bool, timeout: float) -> Connection:
-    """Raises ConnectError."""
+    """Waits at most `timeout` seconds. Raises ConnectError, and BadRequest for a `timeout` that is none."""
+    if not 0 < timeout < _FOR_EVER:
+        raise bad_request("connect_timeout", f"'connect_timeout' must be a positive number of seconds, not {timeout!r}")
     deadline = time.monotonic() + timeout
     return Connection(open_arena(socket_path(name, path), audio, timeout), deadline)
 
@@ -47,5 +51,5 @@ def open_arena(path: Path, audio: bool, timeout: float) -> ClientArena:
         raise ConnectError(
             f"no server listens at {path} ({error}); start `denizen serve`, or give its name or path"
         ) from None
-    except ArenaError as error:
+    except (ArenaError, ValueError) as error:  # a ValueError: a path that no socket can have
         raise ConnectError(f"the server at {path} cannot be used: {error}") from None

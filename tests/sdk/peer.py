@@ -110,6 +110,10 @@ def forks(client: Client) -> None:
                 end()
             os._exit(9)
         os.waitpid(pid, 0)
+    if (pid := os.fork()) == 0:
+        with Client(path=sys.argv[1]) as own:
+            os._exit(own.generate("child", max_tokens=5, temperature=0).text != "child")
+    assert os.waitpid(pid, 0)[1] == 0
     ready()
     assert next(stream).tokens
     stream.close()
