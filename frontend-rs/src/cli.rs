@@ -100,6 +100,21 @@ pub struct ServeArgs {
     )]
     pub drain_timeout: u32,
 
+    /// Name under which programs on this machine find the server without HTTP [default: default]
+    #[arg(
+        long,
+        value_name = "NAME",
+        conflicts_with = "no_shm",
+        help_heading = "Shared memory"
+    )]
+    pub shm_name: Option<String>,
+    /// Serve HTTP alone
+    #[arg(long, help_heading = "Shared memory")]
+    pub no_shm: bool,
+    /// Most programs connected at once
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = positive(), help_heading = "Shared memory")]
+    pub shm_clients: u32,
+
     /// Requests that run at once, per worker and model [default: 64 on cpu, 256 on cuda]
     #[arg(long, value_name = "N", value_parser = positive(), help_heading = "Workers")]
     pub max_rows: Option<u32>,

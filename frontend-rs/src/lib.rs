@@ -18,6 +18,7 @@ pub mod audio;
 pub mod chat;
 mod checkpoint;
 pub mod cli;
+pub mod clients;
 pub mod config;
 pub mod doctor;
 mod fetch;

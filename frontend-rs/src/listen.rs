@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::audio::{AudioError, Decoder, Limits, Voice};
+use crate::audio::{AudioError, Decoder, Limits, Resampler, Voice, SAMPLE_RATE};
 use crate::model::ModelEntry;
 use crate::route::{
     AbortOnDrop, AsrWindow, Backend, Event, Failure, FinishReason, Generate, Pcm, Sampling,
@@ -45,6 +45,42 @@ impl Recording {
             voice,
             duration_s: audio.duration_s,
         }))
+    }
+}
+
+impl Recording {
+    /// Takes samples as they are: mono, finite, at `rate` hertz. What exceeds ±1 is clipped, as in a file. Blocks like
+    /// [`Recording::open`].
+    pub fn of_samples(
+        mut samples: Vec<f32>,
+        rate: u32,
+        mut go_on: impl FnMut() -> bool,
+    ) -> Option<Self> {
+        let duration_s = samples.len() as f64 / f64::from(rate);
+        for sample in &mut samples {
+            *sample = sample.clamp(-1.0, 1.0);
+        }
+        let pcm = if rate == SAMPLE_RATE {
+            samples
+        } else {
+            let mut resampler = Resampler::new(rate);
+            let mut pcm = Vec::new();
+            // A second a step, so that it can be given up.
+            for second in samples.chunks(rate as usize) {
+                if !go_on() {
+                    return None;
+                }
+                resampler.push(second, &mut pcm);
+            }
+            resampler.finish(&mut pcm);
+            pcm
+        };
+        let voice = Voice::detect(&pcm, go_on)?;
+        Some(Self {
+            pcm: Arc::new(pcm),
+            voice,
+            duration_s,
+        })
     }
 }
 

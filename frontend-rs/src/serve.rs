@@ -10,7 +10,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::cli::ServeArgs;
-use crate::http::{self, HttpConfig};
+use crate::clients::{Clients, Place, DEFAULT_NAME};
+use crate::http::{self, App, HttpConfig};
 use crate::launch::{self, Ground, Started};
 use crate::model::ModelEntry;
 use crate::progress::{Progress, Terminal};
@@ -31,8 +32,11 @@ pub async fn run(args: ServeArgs) -> Result<(), String> {
     let address = listener.local_addr().map_err(|error| error.to_string())?;
     let ground = Ground::survey(&args).await?;
     launch::sweep();
+    let place = shm_place(&args)?;
     let router = Router::new(args.max_in_flight as usize);
-    let server = Server::start(listener, http_config, router.clone());
+    let app = App::new(http_config, Arc::new(router.clone()));
+    let server = Server::start(listener, app.clone());
+    let clients = place.map(|place| Clients::start(app, place, args.shm_clients as usize));
 
     let prepared = tokio::select! {
         prepared = ground.prepare(&args) => prepared?,
@@ -53,13 +57,13 @@ pub async fn run(args: ServeArgs) -> Result<(), String> {
         Outcome::Drained => CLOSE_PATIENCE,
         Outcome::Cut(_) | Outcome::Fatal(_) => Duration::ZERO,
     };
-    server
-        .stop(if patience.is_zero() {
-            Duration::from_secs(1)
-        } else {
-            patience
-        })
-        .await;
+    let goodbye = patience.max(Duration::from_secs(1));
+    let dismiss = async {
+        if let Some(clients) = clients {
+            clients.stop(goodbye).await;
+        }
+    };
+    tokio::join!(server.stop(goodbye), dismiss);
     supervisor.stop(patience).await;
     match outcome {
         Outcome::Drained => Ok(()),
@@ -159,6 +163,24 @@ fn http_config(args: &ServeArgs) -> Result<HttpConfig, String> {
     })
 }
 
+/// The name under which clients find the server. One that was not asked for, and is not to be had, is no fault.
+fn shm_place(args: &ServeArgs) -> Result<Option<Place>, String> {
+    if args.no_shm {
+        return Ok(None);
+    }
+    match (
+        &args.shm_name,
+        Place::take(args.shm_name.as_deref().unwrap_or(DEFAULT_NAME)),
+    ) {
+        (_, Ok(place)) => Ok(Some(place)),
+        (Some(_), Err(why)) => Err(why),
+        (None, Err(why)) => {
+            tracing::warn!("no clients over shared memory: {why}");
+            Ok(None)
+        }
+    }
+}
+
 async fn bind(host: &str, port: u16) -> Result<TcpListener, String> {
     TcpListener::bind((host, port)).await.map_err(|error| match error.kind() {
         std::io::ErrorKind::AddrInUse => {
@@ -221,8 +243,8 @@ struct Server {
 }
 
 impl Server {
-    fn start(listener: TcpListener, config: HttpConfig, router: Router) -> Self {
-        let app = http::app(config, Arc::new(router));
+    fn start(listener: TcpListener, app: Arc<App>) -> Self {
+        let app = http::router(app);
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(async move {
             // A token is a small write; waiting to fill a packet would hold it back.

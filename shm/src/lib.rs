@@ -102,7 +102,7 @@ pub use heartbeat::{Heartbeat, Phase};
 pub use host::{ChildEnd, HostEnd};
 pub use invitation::Invitation;
 pub use listener::{Connection, Listener};
-pub use object::{shm_space, Object};
+pub use object::{shm_space, user, Object};
 pub use peer::PeerEnd;
 pub use receiver::Message;
 pub use rendezvous::{Answer, Attach, Hello};

@@ -23,6 +23,11 @@ pub fn shm_space() -> Result<(u64, u64)> {
     Ok((stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize))
 }
 
+/// The user whose objects and sockets this process makes and uses.
+pub fn user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
 /// Random bytes from the kernel.
 pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
@@ -64,7 +69,7 @@ impl Object {
     }
 
     fn create_empty(prefix: &str, kind: &str) -> Result<Self> {
-        let uid = rustix::process::geteuid().as_raw();
+        let uid = user();
         loop {
             let id = u64::from_le_bytes(random()?);
             let name = format!("{prefix}{PREFIX}{uid}-{id:016x}-{kind}");
@@ -184,7 +189,7 @@ pub(crate) fn check(name: &str, fd: BorrowedFd<'_>) -> Result<usize> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(bad(name, "it is not a regular file".into()));
     }
-    if stat.st_uid != rustix::process::geteuid().as_raw() {
+    if stat.st_uid != user() {
         return Err(bad(name, format!("it belongs to user {}", stat.st_uid)));
     }
     usize::try_from(stat.st_size).map_err(|_| bad(name, "its size is negative".into()))

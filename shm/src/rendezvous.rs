@@ -265,10 +265,10 @@ pub(crate) fn receive(socket: impl AsFd) -> Result<Packet> {
             flags,
         ) {
             Ok(received) => break received,
-            Err(Errno::INTR) => {}
+            // A peer that left packets unread resets the connection. That is said once; behind it are its own last
+            // packet, if it sent one, and the end of file.
+            Err(Errno::INTR | Errno::CONNRESET) => {}
             Err(Errno::AGAIN) => return Ok(Packet::None),
-            // A peer that died with unread packets resets the connection.
-            Err(Errno::CONNRESET | Errno::PIPE) => return Ok(Packet::EndOfFile),
             Err(e) => return Err(ArenaError::io("cannot read the peer's socket", e)),
         }
     };

@@ -6,7 +6,7 @@ use rustix::fs::{flock, fstat, FlockOperation, Mode};
 use rustix::shm;
 
 use crate::error::{ArenaError, Result};
-use crate::object::{PREFIX, SEMAPHORE, SHM_DIR};
+use crate::object::{user, PREFIX, SEMAPHORE, SHM_DIR};
 
 /// What [`sweep`] found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct Swept {
 /// matter, so objects of other versions, half-made ones and one half of a pair go the same way.
 pub fn sweep() -> Result<Swept> {
     let mut swept = Swept::default();
-    let uid = rustix::process::geteuid().as_raw();
+    let uid = user();
     let entries = fs::read_dir(SHM_DIR).map_err(|e| ArenaError::io("cannot list /dev/shm", e))?;
     for entry in entries.flatten() {
         let Ok(name) = entry.file_name().into_string() else {

@@ -27,6 +27,7 @@ mod wav;
 pub use decoder::Decoder;
 pub use error::AudioError;
 pub use language::{language, language_name, LANGUAGES};
+pub use resample::Resampler;
 pub use sniff::BUILT_IN;
 pub use transcript::{Segment, Transcript, Word};
 pub use voice::{Voice, FRAME, POSSIBLE};

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use bytes::Bytes;
 use serde_json::{json, Map, Value};
 
 use super::error::ApiError;
@@ -21,8 +20,7 @@ pub async fn chat_completions(
     run::generate(app, request, prepare).await
 }
 
-fn prepare(app: &App, body: Bytes) -> Result<Job, ApiError> {
-    let mut fields = Fields::parse(&body)?;
+pub fn prepare(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
     let model = models::take(app, &mut fields)?;
     let mut params = Params::take(&mut fields, &model)?;
     params.sampling.logprobs = logprobs(&mut fields)?;

@@ -25,6 +25,8 @@ pub struct TokenInfo {
 pub struct Delta {
     pub reasoning: String,
     pub content: String,
+    /// The token that came; its text may come later.
+    pub token: Option<u32>,
     pub logprobs: Vec<TokenInfo>,
     pub finish: Option<Finish>,
 }
@@ -92,7 +94,11 @@ impl Choice {
     /// Takes an event of the choice's generation. After a delta with `finish` the generation is to be dropped.
     pub fn feed(&mut self, event: Event) -> Result<Delta, Failure> {
         match event {
-            Event::Token { id, logprob } => Ok(self.token(id, logprob)),
+            Event::Token { id, logprob } => {
+                let mut delta = self.token(id, logprob);
+                delta.token = Some(id);
+                Ok(delta)
+            }
             Event::Done {
                 reason: FinishReason::Abort,
                 ..

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::Json;
-use bytes::Bytes;
 use serde_json::{json, Value};
 
 use super::error::ApiError;
@@ -22,8 +21,7 @@ pub async fn detokenize(
         .map(Json)
 }
 
-fn answer(app: &App, body: Bytes) -> Result<Value, ApiError> {
-    let mut fields = Fields::parse(&body)?;
+pub fn answer(app: &App, mut fields: Fields) -> Result<Value, ApiError> {
     let model = models::take(app, &mut fields)?;
     let ids: Vec<u32> = match fields.take("tokens") {
         None => {

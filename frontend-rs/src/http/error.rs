@@ -60,6 +60,12 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
     }
 
+    pub fn slow_client(patience: Duration) -> Self {
+        let seconds = patience.as_secs();
+        let message = format!("the client took nothing for {seconds} s while its buffer was full");
+        Self::new(StatusCode::REQUEST_TIMEOUT, "slow_client", message)
+    }
+
     pub fn code(mut self, code: &str) -> Self {
         self.code = Some(code.into());
         self

@@ -33,6 +33,13 @@ pub fn expected(param: impl Into<String>, what: &str, value: &Value) -> ApiError
 }
 
 impl Fields {
+    pub fn of(map: Map<String, Value>) -> Self {
+        Self {
+            map,
+            path: String::new(),
+        }
+    }
+
     /// The request's body.
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let value: Value = serde_json::from_slice(body).map_err(|e| {
@@ -44,10 +51,7 @@ impl Fields {
             )
         })?;
         match value {
-            Value::Object(map) => Ok(Self {
-                map,
-                path: String::new(),
-            }),
+            Value::Object(map) => Ok(Self::of(map)),
             other => {
                 let message = format!(
                     "the request body must be a JSON object, not {}",

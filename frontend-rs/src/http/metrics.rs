@@ -17,6 +17,7 @@ pub async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     let in_flight = app.config.max_in_flight - app.in_flight.available_permits();
     text.push_str(&app.counters.render(in_flight, app.pool.waiting()));
     text.push_str(&app.audio.render());
+    text.push_str(&app.clients.render());
     (
         [(
             header::CONTENT_TYPE,

@@ -4,31 +4,32 @@
 //!
 //! `guard` (request id, API key, body size) → an endpoint (`chat_completions`, `completions`, `tokenize`, …) → `fields`,
 //! `params`, `messages` (validation) → `job` (what to generate) → `run` (submit, stream or collect) → `choice` (tokens to
-//! text) → `shape` (OpenAI's JSON) → `sse` (bounded output). `audio` has the same for audio files: `multipart` (the form),
+//! text) → `shape` (OpenAI's JSON) → `outlet` (who gets it) → `sse` (bounded output). `audio` has the same for audio files: `multipart` (the form),
 //! then decoding, windows, formats.
 
-mod audio;
-mod body;
-mod chat_completions;
-mod choice;
-mod completions;
-mod counters;
-mod detokenize;
-mod error;
-mod fields;
+pub(crate) mod audio;
+pub(crate) mod body;
+pub(crate) mod chat_completions;
+pub(crate) mod choice;
+pub(crate) mod completions;
+pub(crate) mod counters;
+pub(crate) mod detokenize;
+pub(crate) mod error;
+pub(crate) mod fields;
 mod guard;
-mod job;
+pub(crate) mod job;
 mod leftover;
 mod messages;
 mod metrics;
-mod models;
+pub(crate) mod models;
 pub mod multipart;
+pub(crate) mod outlet;
 mod params;
 mod probes;
-mod run;
-mod shape;
-mod sse;
-mod tokenize;
+pub(crate) mod run;
+pub(crate) mod shape;
+pub(crate) mod sse;
+pub(crate) mod tokenize;
 
 pub use error::ApiError;
 
@@ -79,16 +80,17 @@ impl Default for HttpConfig {
     }
 }
 
-/// What every handler sees.
-struct App {
-    config: HttpConfig,
-    backend: Arc<dyn Backend>,
+/// What every handler sees, and whoever answers clients over shared memory.
+pub struct App {
+    pub(crate) config: HttpConfig,
+    pub(crate) backend: Arc<dyn Backend>,
     pool: TextPool,
     in_flight: Arc<Semaphore>,
     /// Files decoded at once.
     decoding: Arc<Semaphore>,
     audio: audio::Counters,
-    counters: counters::Counters,
+    pub(crate) counters: counters::Counters,
+    pub(crate) clients: crate::clients::Counters,
 }
 
 impl App {
@@ -112,21 +114,33 @@ impl App {
     }
 }
 
+impl App {
+    /// Starts the text threads; call once.
+    pub fn new(config: HttpConfig, backend: Arc<dyn Backend>) -> Arc<Self> {
+        let pool = TextPool::new(config.text_threads, config.max_in_flight.max(1))
+            .expect("the system can start a few threads");
+        Arc::new(Self {
+            in_flight: Arc::new(Semaphore::new(
+                config.max_in_flight.min(Semaphore::MAX_PERMITS),
+            )),
+            decoding: Arc::new(Semaphore::new(config.text_threads.max(1))),
+            audio: audio::Counters::default(),
+            pool,
+            counters: counters::Counters::default(),
+            clients: crate::clients::Counters::default(),
+            config,
+            backend,
+        })
+    }
+}
+
 /// The whole HTTP surface over a backend. Starts the text threads; call once.
 pub fn app(config: HttpConfig, backend: Arc<dyn Backend>) -> axum::Router {
-    let pool = TextPool::new(config.text_threads, config.max_in_flight.max(1))
-        .expect("the system can start a few threads");
-    let app = Arc::new(App {
-        in_flight: Arc::new(Semaphore::new(
-            config.max_in_flight.min(Semaphore::MAX_PERMITS),
-        )),
-        decoding: Arc::new(Semaphore::new(config.text_threads.max(1))),
-        audio: audio::Counters::default(),
-        pool,
-        counters: counters::Counters::default(),
-        config,
-        backend,
-    });
+    router(App::new(config, backend))
+}
+
+/// The whole HTTP surface.
+pub fn router(app: Arc<App>) -> axum::Router {
     axum::Router::new()
         .route("/health", get(probes::health))
         .route("/ready", get(probes::ready))

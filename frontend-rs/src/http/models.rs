@@ -12,13 +12,17 @@ use super::App;
 use crate::model::ModelEntry;
 
 pub async fn list(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(listing(&app))
+}
+
+pub fn listing(app: &App) -> Value {
     let models: Vec<Value> = app
         .backend
         .models()
         .iter()
         .map(|model| object(model))
         .collect();
-    Json(json!({"object": "list", "data": models}))
+    json!({"object": "list", "data": models})
 }
 
 pub async fn one(

@@ -9,7 +9,6 @@ use axum::http::header::{self, HeaderName};
 use axum::http::HeaderValue;
 use axum::response::{IntoResponse, Response};
 use axum::Json;
-use bytes::Bytes;
 use futures_util::stream::FuturesUnordered;
 use futures_util::StreamExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -17,9 +16,11 @@ use tokio::time::Instant;
 
 use super::choice::{Choice, Delta, Finish, TokenInfo};
 use super::error::ApiError;
+use super::fields::Fields;
 use super::job::Job;
+use super::outlet::{Chunks, Outlet, TextOutlet};
 use super::shape::Shape;
-use super::sse::{self, Sink, Unsendable};
+use super::sse::{self, Unsendable};
 use super::{body, App};
 use crate::route::{Event, Failure, Generation, SubmitError};
 
@@ -28,6 +29,7 @@ use crate::route::{Event, Failure, Generation, SubmitError};
 pub struct Collected {
     pub reasoning: String,
     pub content: String,
+    pub tokens: Vec<u32>,
     pub logprobs: Vec<TokenInfo>,
     pub finish: Finish,
 }
@@ -65,12 +67,15 @@ pub async fn within<T>(
     result.unwrap_or_else(|_| Err(ApiError::timeout(app.config.request_timeout)))
 }
 
+/// Checks the fields of a request, and says what they ask for.
+pub type Prepare<T> = fn(&App, Fields) -> Result<T, ApiError>;
+
 /// Reads a JSON body and has it `prepare`d on the text threads.
 pub async fn prepared<T: Send + 'static>(
     app: &Arc<App>,
     admission: &Admission,
     request: Request,
-    prepare: fn(&App, Bytes) -> Result<T, ApiError>,
+    prepare: Prepare<T>,
 ) -> Result<T, ApiError> {
     let body = tokio::time::timeout_at(
         admission.deadline,
@@ -78,10 +83,22 @@ pub async fn prepared<T: Send + 'static>(
     )
     .await;
     let body = body.unwrap_or_else(|_| Err(ApiError::slow_body(app.config.request_timeout)))?;
+    on_text_threads(app, admission.deadline, body.len(), move |app| {
+        prepare(app, Fields::parse(&body)?)
+    })
+    .await
+}
+
+/// Runs `work`, whose input has `length` bytes, on the text threads.
+pub async fn on_text_threads<T: Send + 'static>(
+    app: &Arc<App>,
+    deadline: Instant,
+    length: usize,
+    work: impl FnOnce(&App) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
     let shared = app.clone();
-    let length = body.len();
-    within(app, admission.deadline, async {
-        app.pool.run(length, move || prepare(&shared, body)).await?
+    within(app, deadline, async {
+        app.pool.run(length, move || work(&shared)).await?
     })
     .await
 }
@@ -90,23 +107,28 @@ pub async fn prepared<T: Send + 'static>(
 pub async fn generate(
     app: Arc<App>,
     request: Request,
-    prepare: fn(&App, Bytes) -> Result<Job, ApiError>,
+    prepare: Prepare<Job>,
 ) -> Result<Response, ApiError> {
     let admission = admit(&app)?;
     let job = prepared(&app, &admission, request, prepare).await?;
-    let mut running = Running::submit(&app, &job)?;
     let shape = Shape::new(&job);
     if !job.params.stream {
-        let collected = within(&app, admission.deadline, running.collect())
-            .await
-            .inspect_err(|error| {
-                app.counters.aborted(reason(error));
-            })?;
+        let collected = collect(&app, &job, admission.deadline).await?;
         return Ok(Json(shape.response(&job, &collected)).into_response());
     }
+    let running = Running::submit(&app, &job)?;
     let (sink, events) = sse::channel(app.config.max_buffered, app.config.slow_client_timeout);
-    tokio::spawn(async move { stream(&app, job, shape, running, &sink, admission).await });
+    let outlet = Chunks { sink, shape };
+    tokio::spawn(async move { stream(&app, job, running, &outlet, admission).await });
     Ok((stream_headers(), Body::from_stream(events)).into_response())
+}
+
+/// Generates all choices of a job, and waits for them.
+pub async fn collect(app: &App, job: &Job, deadline: Instant) -> Result<Vec<Collected>, ApiError> {
+    let mut running = Running::submit(app, job)?;
+    within(app, deadline, running.collect())
+        .await
+        .inspect_err(|error| app.counters.aborted(reason(error)))
 }
 
 /// Of every response that is a stream of events.
@@ -133,7 +155,7 @@ pub fn reason(error: &ApiError) -> &'static str {
 }
 
 /// The sequences of a request. Dropping it aborts what has not ended.
-struct Running {
+pub struct Running {
     choices: Vec<Choice>,
     next: FuturesUnordered<
         futures_util::future::BoxFuture<'static, (usize, Generation, Option<Event>)>,
@@ -150,7 +172,7 @@ async fn next_event(
 
 impl Running {
     /// All or nothing: if one sequence is refused, those before it are aborted by being dropped.
-    fn submit(app: &App, job: &Job) -> Result<Self, ApiError> {
+    pub fn submit(app: &App, job: &Job) -> Result<Self, ApiError> {
         let next = FuturesUnordered::new();
         for index in 0..job.choices() {
             let generation = app.backend.submit(job.generate(index))?;
@@ -193,6 +215,7 @@ impl Running {
             let choice = &mut collected[index];
             choice.reasoning.push_str(&delta.reasoning);
             choice.content.push_str(&delta.content);
+            choice.tokens.extend(delta.token);
             choice.logprobs.extend(delta.logprobs);
             if let Some(finish) = delta.finish {
                 choice.finish = finish;
@@ -202,30 +225,28 @@ impl Running {
     }
 }
 
-/// Writes a request's events until it ends, fails, or nobody reads them any more. Its place is free when the client has
+/// Writes a request's output until it ends, fails, or nobody reads it any more. Its place is free when the client has
 /// everything.
-async fn stream(
+pub async fn stream(
     app: &App,
     job: Job,
-    shape: Shape,
     mut running: Running,
-    sink: &Sink,
+    outlet: &impl TextOutlet,
     admission: Admission,
 ) {
     let Admission {
         permit: _permit,
         deadline,
     } = admission;
-    for data in shape.opening(&job) {
-        sink.send(&data);
-    }
+    let lane = outlet.lane();
+    outlet.opening(&job);
     let mut finishes: Vec<Finish> = vec![Finish::default(); job.choices()];
     let timeout = tokio::time::sleep_until(deadline);
     tokio::pin!(timeout);
     let error = loop {
         let step = tokio::select! {
             biased;
-            () = sink.gone() => return app.counters.aborted("client_gone"),
+            () = lane.gone() => return app.counters.aborted("client_gone"),
             () = &mut timeout => {
                 app.counters.aborted("timeout");
                 break Some(ApiError::timeout(app.config.request_timeout));
@@ -234,54 +255,39 @@ async fn stream(
         };
         match step {
             None => break None,
-            Some(Ok((index, delta))) if !delta.is_empty() => {
-                sink.send(&shape.chunk(&job, index, &delta));
+            Some(Ok((index, delta))) => {
+                outlet.delta(&job, index, &delta);
                 if let Some(finish) = delta.finish {
                     finishes[index] = finish;
                 }
             }
-            Some(Ok(_)) => {}
             Some(Err(failure)) => {
                 app.counters.aborted("failed");
                 break Some(failure.into());
             }
         }
-        if let Err(unsendable) = sink.room().await {
-            return give_up(app, sink, unsendable);
+        if let Err(unsendable) = lane.room().await {
+            return give_up(app, lane, unsendable);
         }
     };
     // The rows are free before the client has read the rest.
     drop(running);
     match error {
-        Some(error) => sink.send(&error.body().to_string()),
-        None => {
-            if job.params.include_usage {
-                sink.send(&shape.usage_chunk(&job, &finishes));
-            }
-            sink.send("[DONE]");
-        }
+        Some(error) => lane.fail(&error),
+        None => outlet.finished(&job, &finishes),
     }
-    sink.complete();
-    if let Err(unsendable) = sink.drained().await {
-        give_up(app, sink, unsendable);
+    if let Err(unsendable) = lane.drained().await {
+        give_up(app, lane, unsendable);
     }
 }
 
-pub fn give_up(app: &App, sink: &Sink, unsendable: Unsendable) {
+pub fn give_up(app: &App, lane: &impl Outlet, unsendable: Unsendable) {
     match unsendable {
         Unsendable::Gone => app.counters.aborted("client_gone"),
         Unsendable::Slow => {
             app.counters.aborted("slow_client");
-            let seconds = app.config.slow_client_timeout.as_secs();
-            let message =
-                format!("the client took nothing for {seconds} s while its buffer was full");
-            let error = ApiError::new(
-                axum::http::StatusCode::REQUEST_TIMEOUT,
-                "slow_client",
-                message,
-            );
-            sink.discard();
-            sink.send(&error.body().to_string());
+            lane.discard();
+            lane.fail(&ApiError::slow_client(app.config.slow_client_timeout));
         }
     }
 }

@@ -78,9 +78,8 @@ impl Shape {
     }
 
     pub fn chunk(&self, job: &Job, index: usize, delta: &Delta) -> String {
-        let pieces = &job.model.text.pieces;
         let finish = delta.finish.as_ref().map(|finish| finish.reason);
-        let logprobs = (!delta.logprobs.is_empty()).then_some(delta.logprobs.as_slice());
+        let logprobs = delta_logprobs(job, index, delta);
         let choice = match job.endpoint {
             Endpoint::Chat => {
                 let mut message = Map::new();
@@ -94,29 +93,33 @@ impl Shape {
                 json!({
                     "index": index,
                     "delta": message,
-                    "logprobs": logprobs.map(|tokens| chat_logprobs(pieces, tokens)),
+                    "logprobs": logprobs,
                     "finish_reason": finish,
                 })
             }
-            Endpoint::Completion => {
-                let before = job
-                    .prompt_of(index)
-                    .echo
-                    .as_deref()
-                    .map_or(0, |echo| echo.chars().count());
-                json!({
-                    "index": index,
-                    "text": delta.content,
-                    "logprobs": logprobs.map(|tokens| completion_logprobs(pieces, tokens, before)),
-                    "finish_reason": finish,
-                })
-            }
+            Endpoint::Completion => json!({
+                "index": index,
+                "text": delta.content,
+                "logprobs": logprobs,
+                "finish_reason": finish,
+            }),
         };
         self.stream_chunk(job, vec![choice], Value::Null)
     }
 
     pub fn usage_chunk(&self, job: &Job, finishes: &[Finish]) -> String {
         self.stream_chunk(job, Vec::new(), usage(job, finishes.iter()))
+    }
+
+    /// What is left to say once everything has been streamed to a client of shared memory.
+    pub fn summary(&self, job: &Job, finishes: &[Finish]) -> Value {
+        let choices = finishes.iter().enumerate();
+        let choices = choices
+            .map(|(index, finish)| json!({"index": index, "finish_reason": finish.reason}))
+            .collect();
+        let mut summary = self.envelope(job, false, choices);
+        summary["usage"] = usage(job, finishes.iter());
+        summary
     }
 
     /// The answer to a request without `stream`.
@@ -150,6 +153,22 @@ fn usage<'a>(job: &Job, finishes: impl Iterator<Item = &'a Finish>) -> Value {
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached.iter().sum::<u32>()},
         "completion_tokens_details": {"reasoning_tokens": reasoning},
+    })
+}
+
+/// The log-probabilities of a part of choice `index`, as the endpoint shows them; `None` if there are none.
+pub fn delta_logprobs(job: &Job, index: usize, delta: &Delta) -> Option<Value> {
+    if delta.logprobs.is_empty() {
+        return None;
+    }
+    let pieces = &job.model.text.pieces;
+    Some(match job.endpoint {
+        Endpoint::Chat => chat_logprobs(pieces, &delta.logprobs),
+        Endpoint::Completion => {
+            let echo = job.prompt_of(index).echo.as_deref();
+            let before = echo.map_or(0, |echo| echo.chars().count());
+            completion_logprobs(pieces, &delta.logprobs, before)
+        }
     })
 }
 

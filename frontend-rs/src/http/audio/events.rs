@@ -1,10 +1,8 @@
-//! A transcript as OpenAI's stream of events: `transcript.text.delta` for each segment, `transcript.text.done` at the end.
-
-use serde_json::json;
+//! A transcript that is streamed: a piece for each segment, and an end.
 
 use super::super::error::ApiError;
+use super::super::outlet::{Outlet, TranscriptOutlet};
 use super::super::run::{give_up, reason, Admission};
-use super::super::sse::Sink;
 use super::Work;
 
 /// Text that grows, without space around the whole.
@@ -27,38 +25,36 @@ impl Deltas {
     }
 }
 
-/// Writes a transcript's events until it ends, fails, or nobody reads them any more.
-pub async fn stream(work: Work, sink: &Sink, admission: Admission) {
+/// Writes a transcript as it comes, until it ends, fails, or nobody reads it any more.
+pub async fn stream(work: Work, outlet: &impl TranscriptOutlet, admission: Admission) {
     let Admission {
         permit: _permit,
         deadline,
     } = admission;
     let app = work.app.clone();
+    let lane = outlet.lane();
     let mut deltas = Deltas::default();
     let mut report = |passages: &[crate::transcribe::Passage], _| {
-        for delta in passages
-            .iter()
-            .filter_map(|passage| deltas.push(&passage.segment.text))
-        {
-            sink.send(&json!({"type": "transcript.text.delta", "delta": delta}).to_string());
+        for passage in passages {
+            let text = deltas.push(&passage.segment.text);
+            outlet.passage(passage, text.as_deref());
         }
     };
     let result = tokio::select! {
         biased;
-        () = sink.gone() => return app.counters.aborted("client_gone"),
+        () = lane.gone() => return app.counters.aborted("client_gone"),
         () = tokio::time::sleep_until(deadline) => Err(ApiError::timeout(app.config.request_timeout)),
         result = work.run(&mut report) => result,
     };
     match result {
-        Ok(transcript) => sink.send(&transcript.done_event().to_string()),
+        Ok(transcript) => outlet.finished(&transcript),
         Err(error) => {
             app.counters.aborted(reason(&error));
-            sink.send(&error.body().to_string());
+            lane.fail(&error);
         }
     }
-    sink.complete();
-    if let Err(unsendable) = sink.drained().await {
-        give_up(&app, sink, unsendable);
+    if let Err(unsendable) = lane.drained().await {
+        give_up(&app, lane, unsendable);
     }
 }
 

@@ -7,7 +7,7 @@ use crate::speech::Task;
 use crate::transcribe::{Mode, Pauses, Settings};
 
 /// Takes CPU time where the prompt is long.
-pub fn settle(form: &Transcription, model: &ModelEntry) -> Result<Settings, ApiError> {
+pub fn settle<F>(form: &Transcription<F>, model: &ModelEntry) -> Result<Settings, ApiError> {
     let speech = model.speech.as_ref().ok_or_else(|| deaf(model))?;
     if form.task == Task::Translate && !speech.multilingual {
         let message = format!(

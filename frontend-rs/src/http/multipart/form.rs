@@ -4,6 +4,7 @@ use axum::extract::Request;
 use axum::http::{header, StatusCode};
 use bytes::{Bytes, BytesMut};
 use multer::{Constraints, Error, Multipart, SizeLimit};
+use serde_json::{Map, Value};
 
 use super::super::body::too_large;
 use super::super::error::ApiError;
@@ -87,6 +88,35 @@ impl Form {
             form.fields.push(Field { name, key, value });
         }
         Ok(form)
+    }
+
+    /// A form with these fields, each as a client would write it into one.
+    pub fn of(map: Map<String, Value>) -> Result<Self, ApiError> {
+        let mut fields = Vec::new();
+        for (name, value) in map {
+            let values = match value {
+                Value::Array(list) => list,
+                one => vec![one],
+            };
+            for value in values {
+                let value = match value {
+                    Value::Null => continue,
+                    Value::String(text) => text,
+                    other => other.to_string(),
+                };
+                if fields.len() == MAX_FIELDS {
+                    let message = format!("the request has more than {MAX_FIELDS} fields");
+                    return Err(ApiError::invalid(name, message));
+                }
+                if value.len() > MAX_TEXT {
+                    let message = format!("'{name}' has more than {MAX_TEXT} bytes; shorten it");
+                    return Err(ApiError::invalid(name, message));
+                }
+                let (name, key) = split_key(&name);
+                fields.push(Field { name, key, value });
+            }
+        }
+        Ok(Self { file: None, fields })
     }
 
     pub fn file(&mut self) -> Result<Upload, ApiError> {

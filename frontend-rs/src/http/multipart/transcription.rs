@@ -2,7 +2,7 @@
 
 use axum::extract::Request;
 use axum::http::StatusCode;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::super::error::ApiError;
 use super::form::Form;
@@ -70,11 +70,12 @@ pub struct VoiceActivity {
     pub silence_duration_ms: Option<u32>,
 }
 
-/// A request to write down what a file says; validated as far as that is possible without a model.
+/// A request to write down what a file says; validated as far as that is possible without a model. `F` is the file, or
+/// `()` where samples come beside the fields.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Transcription {
+pub struct Transcription<F = Upload> {
     pub task: Task,
-    pub file: Upload,
+    pub file: F,
     pub model: String,
     /// Code of the spoken language; `None`: to be detected.
     pub language: Option<&'static str>,
@@ -96,10 +97,23 @@ pub struct Transcription {
 impl Transcription {
     /// Reads the form in a request's body of at most `limit` bytes.
     pub async fn read(request: Request, task: Task, limit: usize) -> Result<Self, ApiError> {
-        Self::take(Form::read(request, limit).await?, task)
+        Self::take(Form::read(request, limit).await?, task, Form::file)
     }
+}
 
-    fn take(mut form: Form, task: Task) -> Result<Self, ApiError> {
+impl Transcription<()> {
+    /// The same fields as a map.
+    pub fn of(fields: Map<String, Value>, task: Task) -> Result<Self, ApiError> {
+        Self::take(Form::of(fields)?, task, |_| Ok(()))
+    }
+}
+
+impl<F> Transcription<F> {
+    fn take(
+        mut form: Form,
+        task: Task,
+        file: impl FnOnce(&mut Form) -> Result<F, ApiError>,
+    ) -> Result<Self, ApiError> {
         // Changes no result here.
         form.one("user")?;
         let response_format = response_format(&mut form)?;
@@ -139,7 +153,7 @@ impl Transcription {
             stream,
             logprobs: logprobs(&mut form)?,
             chunking: chunking(&mut form)?,
-            file: form.file()?,
+            file: file(&mut form)?,
         };
         form.finish()?;
         Ok(request)

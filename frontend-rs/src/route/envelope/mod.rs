@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 mod decode;
 mod encode;
-mod wire;
+pub(crate) mod wire;
 
 use super::asr::{AsrResult, AsrWindow};
 use super::request::{FinishReason, Sampling, TokenLogprob, Usage};

@@ -25,6 +25,20 @@ pub enum DecodeError {
     TooLong(usize),
 }
 
+/// A value, or the head of one. Text is not checked to be UTF-8.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Any<'a> {
+    Nil,
+    Flag(bool),
+    Uint(u64),
+    Int(i64),
+    Float(f64),
+    Text(&'a [u8]),
+    Bytes(&'a [u8]),
+    Array(usize),
+    Map(usize),
+}
+
 /// A cursor over received bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Reader<'a> {
@@ -160,45 +174,65 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(self.take(length)?).or_else(|_| self.expected("UTF-8"))
     }
 
+    /// The bytes of one value of any kind, however deep it nests; what is in it is not looked at.
+    pub fn raw(&mut self) -> Result<&'a [u8], DecodeError> {
+        let from = self.rest;
+        let mut left = 1u64;
+        while left > 0 {
+            left = left - 1 + self.shallow()? as u64;
+        }
+        Ok(&from[..from.len() - self.rest.len()])
+    }
+
+    /// One value of any kind; of an array or map only its length: what it holds comes next.
+    pub fn any(&mut self) -> Result<Any<'a>, DecodeError> {
+        let signed =
+            |bits: u64, width: u32| Any::Int((bits << (64 - width)) as i64 >> (64 - width));
+        Ok(match self.marker()? {
+            Marker::Null => Any::Nil,
+            Marker::True => Any::Flag(true),
+            Marker::False => Any::Flag(false),
+            Marker::FixPos(value) => Any::Uint(u64::from(value)),
+            Marker::U8 => Any::Uint(self.number(1)?),
+            Marker::U16 => Any::Uint(self.number(2)?),
+            Marker::U32 => Any::Uint(self.number(4)?),
+            Marker::U64 => Any::Uint(self.number(8)?),
+            Marker::FixNeg(value) => Any::Int(i64::from(value)),
+            Marker::I8 => signed(self.number(1)?, 8),
+            Marker::I16 => signed(self.number(2)?, 16),
+            Marker::I32 => signed(self.number(4)?, 32),
+            Marker::I64 => signed(self.number(8)?, 64),
+            Marker::F32 => Any::Float(f64::from(f32::from_bits(self.number(4)? as u32))),
+            Marker::F64 => Any::Float(f64::from_bits(self.number(8)?)),
+            Marker::FixStr(length) => Any::Text(self.take(usize::from(length))?),
+            Marker::Str8 => Any::Text(self.counted(1)?),
+            Marker::Str16 => Any::Text(self.counted(2)?),
+            Marker::Str32 => Any::Text(self.counted(4)?),
+            Marker::Bin8 => Any::Bytes(self.counted(1)?),
+            Marker::Bin16 => Any::Bytes(self.counted(2)?),
+            Marker::Bin32 => Any::Bytes(self.counted(4)?),
+            Marker::FixArray(length) => Any::Array(usize::from(length)),
+            Marker::Array16 => Any::Array(self.length(2)?),
+            Marker::Array32 => Any::Array(self.length(4)?),
+            Marker::FixMap(length) => Any::Map(usize::from(length)),
+            Marker::Map16 => Any::Map(self.length(2)?),
+            Marker::Map32 => Any::Map(self.length(4)?),
+            _ => return self.expected("a value that JSON has"),
+        })
+    }
+
+    fn counted(&mut self, width: usize) -> Result<&'a [u8], DecodeError> {
+        let length = self.length(width)?;
+        self.take(length)
+    }
+
     /// Steps over one value of any kind.
     pub fn skip(&mut self) -> Result<(), DecodeError> {
         self.skip_nested(MAX_UNKNOWN_DEPTH)
     }
 
     fn skip_nested(&mut self, depth: usize) -> Result<(), DecodeError> {
-        let inner = match self.marker()? {
-            Marker::FixPos(_) | Marker::FixNeg(_) | Marker::Null | Marker::True | Marker::False => {
-                0
-            }
-            Marker::U8 | Marker::I8 => return self.take(1).map(drop),
-            Marker::U16 | Marker::I16 | Marker::FixExt1 => return self.take(2).map(drop),
-            Marker::FixExt2 => return self.take(3).map(drop),
-            Marker::U32 | Marker::I32 | Marker::F32 => return self.take(4).map(drop),
-            Marker::FixExt4 => return self.take(5).map(drop),
-            Marker::U64 | Marker::I64 | Marker::F64 => return self.take(8).map(drop),
-            Marker::FixExt8 => return self.take(9).map(drop),
-            Marker::FixExt16 => return self.take(17).map(drop),
-            Marker::FixStr(length) => return self.take(usize::from(length)).map(drop),
-            Marker::Str8 | Marker::Bin8 => {
-                return self.length(1).and_then(|n| self.take(n)).map(drop)
-            }
-            Marker::Str16 | Marker::Bin16 => {
-                return self.length(2).and_then(|n| self.take(n)).map(drop)
-            }
-            Marker::Str32 | Marker::Bin32 => {
-                return self.length(4).and_then(|n| self.take(n)).map(drop)
-            }
-            Marker::Ext8 => return self.length(1).and_then(|n| self.take(n + 1)).map(drop),
-            Marker::Ext16 => return self.length(2).and_then(|n| self.take(n + 1)).map(drop),
-            Marker::Ext32 => return self.length(4).and_then(|n| self.take(n + 1)).map(drop),
-            Marker::FixArray(length) => usize::from(length),
-            Marker::Array16 => self.length(2)?,
-            Marker::Array32 => self.length(4)?,
-            Marker::FixMap(length) => 2 * usize::from(length),
-            Marker::Map16 => 2 * self.length(2)?,
-            Marker::Map32 => 2 * self.length(4)?,
-            Marker::Reserved => return self.expected("a msgpack value"),
-        };
+        let inner = self.shallow()?;
         if inner > 0 && depth == 0 {
             return Err(DecodeError::TooDeep);
         }
@@ -206,6 +240,38 @@ impl<'a> Reader<'a> {
             self.skip_nested(depth - 1)?;
         }
         Ok(())
+    }
+
+    /// Steps over one value, but not over what an array or map holds: how many values that are.
+    fn shallow(&mut self) -> Result<usize, DecodeError> {
+        let bytes = match self.marker()? {
+            Marker::FixArray(length) => return Ok(usize::from(length)),
+            Marker::Array16 => return self.length(2),
+            Marker::Array32 => return self.length(4),
+            Marker::FixMap(length) => return Ok(2 * usize::from(length)),
+            Marker::Map16 => return self.length(2).map(|n| 2 * n),
+            Marker::Map32 => return self.length(4).map(|n| 2 * n),
+            Marker::FixPos(_) | Marker::FixNeg(_) | Marker::Null | Marker::True | Marker::False => {
+                0
+            }
+            Marker::U8 | Marker::I8 => 1,
+            Marker::U16 | Marker::I16 | Marker::FixExt1 => 2,
+            Marker::FixExt2 => 3,
+            Marker::U32 | Marker::I32 | Marker::F32 => 4,
+            Marker::FixExt4 => 5,
+            Marker::U64 | Marker::I64 | Marker::F64 => 8,
+            Marker::FixExt8 => 9,
+            Marker::FixExt16 => 17,
+            Marker::FixStr(length) => usize::from(length),
+            Marker::Str8 | Marker::Bin8 => self.length(1)?,
+            Marker::Str16 | Marker::Bin16 => self.length(2)?,
+            Marker::Str32 | Marker::Bin32 => self.length(4)?,
+            Marker::Ext8 => self.length(1)? + 1,
+            Marker::Ext16 => self.length(2)? + 1,
+            Marker::Ext32 => self.length(4)? + 1,
+            Marker::Reserved => return self.expected("a msgpack value"),
+        };
+        self.take(bytes).map(|_| 0)
     }
 
     /// Reads a map field by field: `field` gets each key whose value is not `nil`, and must read or skip that value.
