@@ -51,14 +51,14 @@ class Channel:
         self._full = full
         self._too_large = too_large
         self._sequence = 0
-        self._backlog: deque[tuple[bytes, int]] = deque()  #: envelope, its request
+        self._backlog: deque[tuple[bytes, int, bytes | None]] = deque()  #: envelope, its request, its attachment
 
     @property
     def backlog(self) -> int:
         return len(self._backlog)
 
-    def send(self, body: Body, request: int = 0) -> None:
-        self._put(encode(body, request=request, sequence=self._sequence), request)
+    def send(self, body: Body, request: int = 0, attachment: bytes | None = None) -> None:
+        self._put(encode(body, request=request, sequence=self._sequence), request, attachment)
 
     def send_tokens(self, rows: Iterable[TokenRow | tuple[int, int, int]]) -> None:
         for envelope in encode_tokens(rows, self._sequence):
@@ -72,18 +72,18 @@ class Channel:
     def flush(self) -> None:
         """Sends what waits, as far as there is room."""
         while self._backlog:
-            envelope, request = self._backlog[0]
+            envelope, request, attachment = self._backlog[0]
             try:
-                self.arena.send(envelope)
+                self.arena.send(envelope, attachment)
             except self._full:
                 return
             except self._too_large as error:
-                if not request:
-                    raise
+                if not request or attachment is not None:
+                    raise  # audio is made in small stretches
                 # Only a terminal envelope, with prompt_logprobs, can be so large: the request ends with this instead.
                 message = f"the result is too large to be handed over: {error}; ask for fewer prompt_logprobs"
                 refusal = Error("result_too_large", message, "prompt_logprobs")
-                self._backlog[0] = encode(refusal, request=request, sequence=self._sequence), 0
+                self._backlog[0] = encode(refusal, request=request, sequence=self._sequence), 0, None
                 self._sequence += 1
                 continue
             self._backlog.popleft()
@@ -112,13 +112,13 @@ class Channel:
                 received.append(envelope if attachment is None else replace(envelope, attachment=attachment))
         return received
 
-    def _put(self, envelope: bytes, request: int) -> None:
+    def _put(self, envelope: bytes, request: int, attachment: bytes | None = None) -> None:
         self._sequence += 1
         if not self._backlog and not request:
             try:
-                self.arena.send(envelope)
+                self.arena.send(envelope, attachment)
                 return
             except self._full:
                 pass
-        self._backlog.append((envelope, request))
+        self._backlog.append((envelope, request, attachment))
         self.flush()

@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from denizen.worker.asr import AsrOptions, AsrResult
+from denizen.worker.tts import TtsOptions
 from denizen.worker.wire import U32, U64, Fields, ProtocolError
 
 if TYPE_CHECKING:
@@ -87,8 +88,9 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class ReadyModel:
-    """A model as the worker loaded it. ``kind``: "text" or "asr". ``context``, ``kv_tokens`` in positions; ``rows`` =
-    requests that may run."""
+    """A model as the worker loaded it. ``kind``: "text", "asr" or "tts". ``context``, ``kv_tokens`` in positions;
+    ``rows`` = requests that may run. Of a model that speaks also the hertz of its audio and its ``voices``, the default
+    first."""
 
     name: str
     family: str = ""
@@ -98,6 +100,12 @@ class ReadyModel:
     rows: int = 0
     kv_tokens: int = 0
     fingerprint: str = ""
+    sample_rate: int = 0
+    voices: Sequence[str] = ()
+
+    def wire_map(self) -> dict[str, Any]:
+        silent = () if self.kind == "tts" else ("sample_rate", "voices")
+        return {name: getattr(self, name) for name in ReadyModel.__slots__ if name not in silent}
 
     @classmethod
     def read(cls, f: Fields) -> ReadyModel:
@@ -110,6 +118,8 @@ class ReadyModel:
             rows=f.integer("rows", high=U32),
             kv_tokens=f.integer("kv_tokens", high=U64),
             fingerprint=f.text("fingerprint"),
+            sample_rate=f.integer("sample_rate", high=U32),
+            voices=f.texts("voices"),
         )
 
 
@@ -122,8 +132,7 @@ class Ready:
     credits: int = 0
 
     def wire_map(self) -> dict[str, Any]:
-        models = [{name: getattr(model, name) for name in ReadyModel.__slots__} for model in self.models]
-        return {"models": models, "credits": self.credits}
+        return {"models": [model.wire_map() for model in self.models], "credits": self.credits}
 
     @classmethod
     def read(cls, f: Fields) -> Ready:
@@ -153,11 +162,14 @@ class Submit:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     asr: AsrOptions | None = None  #: of a model that hears; its audio is the envelope's attachment
+    tts: TtsOptions | None = None  #: of a model that speaks
 
     def wire_map(self) -> dict[str, Any]:
         body = _without_defaults(self, Submit(model="", ids=(), max_tokens=0))
         if self.asr is not None:
             body["asr"] = self.asr.wire_map()
+        if self.tts is not None:
+            body["tts"] = self.tts.wire_map()
         ids = array("I", self.ids)
         if sys.byteorder == "big":
             ids.byteswap()
@@ -183,6 +195,7 @@ class Submit:
             logprobs=f.optional_integer("logprobs", high=U32),
             prompt_logprobs=f.optional_integer("prompt_logprobs", high=U32),
             asr=AsrOptions.read(Fields("SUBMIT.asr", f.raw("asr"))) if f.has("asr") else None,
+            tts=TtsOptions.read(Fields("SUBMIT.tts", f.raw("tts"))) if f.has("tts") else None,
         )
 
 
@@ -216,6 +229,22 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
+class Audio:
+    """The next stretch of what a request says. Its samples, f32 little endian, are the envelope's attachment."""
+
+    KIND: ClassVar[Kind] = Kind.AUDIO
+    index: int  #: counts the request's stretches from 0
+    samples: int  #: at least 1
+
+    def wire_map(self) -> dict[str, Any]:
+        return {"index": self.index, "samples": self.samples}
+
+    @classmethod
+    def read(cls, f: Fields) -> Audio:
+        return cls(f.integer("index", high=U32), f.integer("samples", low=1, high=U32, required=True))
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """Terminal: the request ended. ``stop_id`` was sampled and counted, but not sent in TOKENS."""
 
@@ -227,6 +256,7 @@ class Done:
     cached: int = 0
     prompt_logprobs: Sequence[PromptLogprob] | None = None
     asr: AsrResult | None = None
+    samples: int | None = None  #: of audio that was sent; ``completion`` then counts audio frames
 
     def wire_map(self) -> dict[str, Any]:
         body = {"reason": self.reason} | _without_defaults(self, Done(reason=""))
@@ -246,6 +276,7 @@ class Done:
             cached=f.integer("cached", high=U32),
             prompt_logprobs=None if prompt_logprobs is None else tuple(map(_read_prompt_logprob, prompt_logprobs)),
             asr=AsrResult.read(Fields("DONE.asr", f.raw("asr"))) if f.has("asr") else None,
+            samples=f.optional_integer("samples"),
         )
 
 
@@ -344,7 +375,7 @@ class Bye:
         return cls(why=f.text("why"))
 
 
-Body = Hello | Ready | Submit | Abort | Tokens | Done | Error | Stats | Drain | Bye
+Body = Hello | Ready | Submit | Abort | Tokens | Audio | Done | Error | Stats | Drain | Bye
 
 
 def _without_defaults(body: Any, defaults: Any) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from denizen.worker.asr import AsrOptions, AsrResult
 from denizen.worker.messages import (
     SCHEMA,
     Abort,
+    Audio,
     Body,
     Bye,
     Done,
@@ -38,6 +39,7 @@ from denizen.worker.messages import (
     TopLogprob,
     wire_row,
 )
+from denizen.worker.tts import TtsOptions
 from denizen.worker.wire import U32, U64, Fields, ProtocolError, check_depth
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ __all__ = [
     "Abort",
     "AsrOptions",
     "AsrResult",
+    "Audio",
     "Body",
     "Bye",
     "Done",
@@ -68,6 +71,7 @@ __all__ = [
     "TokenRow",
     "Tokens",
     "TopLogprob",
+    "TtsOptions",
     "decode",
     "encode",
     "encode_rows",
@@ -106,7 +110,7 @@ _ROW = np.dtype(
 
 
 _BODIES: dict[int, type[Body]] = {
-    body.KIND: body for body in (Hello, Ready, Submit, Abort, Tokens, Done, Error, Stats, Drain, Bye)
+    body.KIND: body for body in (Hello, Ready, Submit, Abort, Tokens, Audio, Done, Error, Stats, Drain, Bye)
 }
 
 

@@ -33,6 +33,8 @@ def speech_of(
     ``outputs``: the request's list of tokens, which grows. Raises :class:`RequestError` for audio or options that the
     model does not take.
     """
+    if body.tts is not None:
+        raise RequestError("tts is for models that speak; this one does not", param="tts")
     if not hears(model):
         if attachment is not None:
             raise RequestError("this model reads text and takes no audio; use a speech recognition model", param="file")

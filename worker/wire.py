@@ -76,6 +76,12 @@ class Fields:
             raise self._fail(key, "a string")
         return value
 
+    def texts(self, key: str) -> tuple[str, ...]:
+        values = self.items(key)
+        if not all(type(value) is str for value in values):
+            raise self._fail(key, "an array of strings")
+        return tuple(values)
+
     def items(self, key: str) -> list[Any]:
         value = self._map.get(key)
         if value is None:

@@ -9,7 +9,8 @@
 //! - `audio`: uploaded files to PCM; voice activity; subtitles; languages
 //! - `speech`: what a speech model's ids mean; `transcribe`: long audio by windows, words, cuts
 //! - `text`: tokenizer, incremental detokenizer, stop strings
-//! - `listen`: windows of audio through the router
+//! - `listen`: windows of audio through the router; `speak`: texts through it to a worker that speaks
+//! - `sound`: what is spoken to files, as it comes
 //! - `route`: least-loaded choice of a worker, envelopes, requests in flight
 //! - `supervise`: worker processes: start, heartbeat, restart, drain
 //! - `cli`, `config`, `serve`, `scribe`, `doctor`: the commands; `launch`: what two of them share; `fetch`, `checkpoint`, `python`, `gpu`: what they look at first
@@ -34,6 +35,8 @@ pub mod route;
 pub mod scribe;
 pub mod serve;
 mod shutdown;
+pub mod sound;
+pub mod speak;
 pub mod speech;
 pub mod supervise;
 pub mod text;

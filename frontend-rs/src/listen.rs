@@ -146,6 +146,7 @@ impl Windows {
                 forced: attempt.forced,
                 words: attempt.words,
             }),
+            tts: None,
         }
     }
 }
@@ -182,24 +183,18 @@ impl Listener for Windows {
                 Some(Event::Done {
                     reason: FinishReason::Abort,
                     ..
-                }) => {
-                    let message = "the server gave up this request; send it again";
-                    return Err(failed("aborted", message).into());
-                }
-                Some(Event::Done { .. }) | None => {
-                    let message = "the worker ended a window without its result";
-                    return Err(failed("worker_protocol", message).into());
+                }) => return Err(Failure::aborted().into()),
+                // The router lets no audio through to a sequence of text.
+                Some(Event::Done { .. } | Event::Audio(_)) | None => {
+                    return Err(Failure {
+                        code: "worker_protocol".to_owned(),
+                        message: "the worker ended a window without its result".to_owned(),
+                        param: None,
+                        retryable: true,
+                    }
+                    .into());
                 }
             }
         }
-    }
-}
-
-fn failed(code: &str, message: &str) -> Failure {
-    Failure {
-        code: code.to_owned(),
-        message: message.to_owned(),
-        param: None,
-        retryable: true,
     }
 }

@@ -4,8 +4,8 @@
 //! an OpenMetrics exposition names counters differently.
 
 use prometheus::{
-    Encoder, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
-    IntGaugeVec, Opts, Registry, TextEncoder,
+    Counter, CounterVec, Encoder, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter,
+    IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
 /// Seconds; from a cached prompt on a GPU to a long prompt on a CPU.
@@ -25,6 +25,7 @@ pub struct Metrics {
     pub requests: IntCounterVec,
     pub prompt_tokens: IntCounterVec,
     pub output_tokens: IntCounterVec,
+    pub speech_seconds: CounterVec,
     pub ttft: HistogramVec,
     pub itl: HistogramVec,
     pub e2e: HistogramVec,
@@ -67,6 +68,13 @@ impl Default for Metrics {
             requests: counters(r, "denizen_requests_total", "Sequences that ended, by outcome.", &["model", "outcome"]),
             prompt_tokens: counters(r, "denizen_prompt_tokens_total", "Prompt tokens of ended sequences.", model),
             output_tokens: counters(r, "denizen_output_tokens_total", "Tokens generated.", model),
+            speech_seconds: add(
+                r,
+                CounterVec::new(
+                    Opts::new("denizen_speech_seconds_total", "Seconds of audio spoken."),
+                    model,
+                ),
+            ),
             ttft: histograms(r, "denizen_time_to_first_token_seconds", "From submission to the first token.", TTFT),
             itl: histograms(r, "denizen_inter_token_seconds", "Between two tokens of a sequence.", ITL),
             e2e: histograms(r, "denizen_request_seconds", "From submission to the end.", E2E),
@@ -156,6 +164,7 @@ fn histograms(registry: &Registry, name: &str, help: &str, buckets: &[f64]) -> H
 /// A sequence's own handles, looked up once instead of once a token.
 pub struct SequenceMetrics {
     pub output_tokens: IntCounter,
+    pub speech_seconds: Counter,
     pub ttft: Histogram,
     pub itl: Histogram,
     pub e2e: Histogram,
@@ -182,6 +191,7 @@ impl Metrics {
     pub fn sequence(&self, model: &str) -> SequenceMetrics {
         SequenceMetrics {
             output_tokens: self.output_tokens.with_label_values(&[model]),
+            speech_seconds: self.speech_seconds.with_label_values(&[model]),
             ttft: self.ttft.with_label_values(&[model]),
             itl: self.itl.with_label_values(&[model]),
             e2e: self.e2e.with_label_values(&[model]),

@@ -1,6 +1,7 @@
 //! A model that the server offers.
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::speech::SpeechModel;
@@ -20,8 +21,19 @@ pub struct ModelEntry {
     pub context: u32,
     pub vocab: u32,
     pub text: TextModel,
-    /// `None` for a model that continues text.
+    /// Of a model that hears.
     pub speech: Option<SpeechModel>,
+    /// Of a model that speaks: its worker tells, once it is ready.
+    speaker: OnceLock<Speaker>,
+}
+
+/// What a model that speaks offers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Speaker {
+    /// Hertz.
+    pub sample_rate: u32,
+    /// Names, the default first; may be empty.
+    pub voices: Vec<String>,
 }
 
 impl ModelEntry {
@@ -40,13 +52,26 @@ impl ModelEntry {
             vocab: text.vocab,
             text,
             speech,
+            speaker: OnceLock::new(),
         })
     }
 
-    /// `text` or `asr`, as workers and `/v1/models` call it.
+    /// A worker says that the model speaks. What the first one said counts: all serve the same checkpoint.
+    pub fn speaks(&self, speaker: Speaker) {
+        let _ = self.speaker.set(speaker);
+    }
+
+    /// `None` for a model that does not speak, or whose worker has not been ready yet.
+    pub fn speaker(&self) -> Option<&Speaker> {
+        self.speaker.get()
+    }
+
+    /// `text`, `asr` or `tts`, as workers and `/v1/models` call it.
     pub fn kind(&self) -> &'static str {
         if self.speech.is_some() {
             "asr"
+        } else if self.speaker().is_some() {
+            "tts"
         } else {
             "text"
         }

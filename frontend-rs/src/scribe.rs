@@ -51,7 +51,7 @@ pub async fn run(args: TranscribeArgs) -> Result<(), String> {
     let Some(speech) = &model.speech else {
         let name = &model.name;
         return Err(format!(
-            "--model: {name} continues text and does not hear; give a Whisper checkpoint"
+            "--model: {name} does not hear; give a Whisper checkpoint"
         ));
     };
     let settings = settings(&args, &model, speech)?;

@@ -213,6 +213,10 @@ fn announce(args: &ServeArgs, address: SocketAddr, models: &[Arc<ModelEntry>], d
             "curl http://{reachable}/v1/audio/transcriptions{key} -F model='{}' -F file=@speech.wav",
             model.name
         ),
+        Some(model) if model.speaker().is_some() => format!(
+            "curl http://{reachable}/v1/audio/speech{key} -H 'Content-Type: application/json' -o speech.wav -d '{}'",
+            serde_json::json!({"model": model.name, "input": "Hello."})
+        ),
         model => {
             let body = serde_json::json!({
                 "model": model.map(|model| &model.name),

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use denizen_frontend::route::envelope::{
-    decode, encode, DecodeError, Done, FromWorker, Load, ReadyModel, RequestId, Stats, Submit,
-    ToWorker, TokenRow, WorkerError, WorkerHello, MAX_BYTES,
+    decode, encode, AudioChunk, DecodeError, Done, FromWorker, Load, ReadyModel, RequestId, Stats,
+    Submit, ToWorker, TokenRow, WorkerError, WorkerHello, MAX_BYTES,
 };
 use denizen_frontend::route::{
-    AsrResult, AsrWindow, FinishReason, Pcm, Sampling, TokenLogprob, Usage,
+    AsrResult, AsrWindow, FinishReason, Pcm, Sampling, TokenLogprob, Usage, Utterance,
 };
 use proptest::prelude::*;
 
@@ -83,6 +83,7 @@ fn encodes_submit_as_the_golden_files() {
         sampling: &defaults,
         prompt_logprobs: None,
         asr: None,
+        tts: None,
     };
     assert_eq!(
         encode(&ToWorker::Submit(minimal), REQUEST, 2),
@@ -109,6 +110,7 @@ fn encodes_submit_as_the_golden_files() {
         sampling: &sampling,
         prompt_logprobs: Some(20),
         asr: None,
+        tts: None,
     };
     assert_eq!(
         encode(&ToWorker::Submit(full), REQUEST, 70000),
@@ -149,6 +151,7 @@ fn encodes_windows_as_the_golden_files() {
         sampling: &sampling,
         prompt_logprobs: None,
         asr: Some(&window),
+        tts: None,
     };
     assert_eq!(
         encode(&ToWorker::Submit(submit), REQUEST, 71),
@@ -166,6 +169,7 @@ fn encodes_windows_as_the_golden_files() {
         sampling: &sampling,
         prompt_logprobs: None,
         asr: Some(&window),
+        tts: None,
     };
     assert_eq!(
         encode(&ToWorker::Submit(submit), REQUEST, 72),
@@ -202,6 +206,85 @@ fn decodes_what_a_speech_model_says() {
 }
 
 #[test]
+fn encodes_speech_as_the_golden_files() {
+    let mut sampling = Sampling {
+        temperature: 0.5,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        seed: 7,
+        logit_bias: vec![],
+        logprobs: None,
+    };
+    let mut utterance = Utterance {
+        voice: "low".into(),
+        language: None,
+        instructions: None,
+        speed: 1.0,
+    };
+    let submit = |max_tokens, sampling: &Sampling, utterance: &Utterance, sequence| {
+        let submit = Submit {
+            model: "voice",
+            prompt: &[72, 105],
+            max_tokens,
+            min_tokens: 0,
+            stop_ids: &[],
+            sampling,
+            prompt_logprobs: None,
+            asr: None,
+            tts: Some(utterance),
+        };
+        encode(&ToWorker::Submit(submit), REQUEST, sequence)
+    };
+    assert_eq!(
+        submit(4094, &sampling, &utterance, 73),
+        golden("submit_tts")
+    );
+    (sampling.temperature, sampling.seed) = (1.0, 8);
+    utterance = Utterance {
+        voice: "high".into(),
+        language: Some("de"),
+        instructions: Some("Whisper.".into()),
+        speed: 1.5,
+    };
+    assert_eq!(
+        submit(100, &sampling, &utterance, 74),
+        golden("submit_tts_full")
+    );
+}
+
+#[test]
+fn decodes_what_a_model_that_speaks_says() {
+    let FromWorker::Ready { models, .. } = body("ready_tts") else {
+        panic!("not READY");
+    };
+    let model = &models[0];
+    assert_eq!((model.kind.as_str(), model.sample_rate), ("tts", 24_000));
+    assert_eq!(model.voices, ["low", "high"]);
+    let chunk = AudioChunk {
+        index: 3,
+        samples: 1920,
+    };
+    assert_eq!(body("audio"), FromWorker::Audio(chunk));
+    let FromWorker::Done(done) = body("done_tts") else {
+        panic!("not DONE");
+    };
+    assert_eq!((done.samples, done.usage.completion), (Some(3840), 2));
+}
+
+#[test]
+fn a_model_that_speaks_without_a_rate_is_refused() {
+    let mut bytes = golden("ready_tts");
+    let key = b"sample_rate";
+    let at = bytes.windows(key.len()).position(|w| w == key).unwrap();
+    bytes[at] = b'S';
+    assert_eq!(decode(&bytes), Err(DecodeError::Missing("sample_rate")));
+}
+
+#[test]
 fn decodes_hello_ready_and_bye() {
     let hello = WorkerHello {
         abi: "1.0".into(),
@@ -222,6 +305,7 @@ fn decodes_hello_ready_and_bye() {
         rows: 64,
         kv_tokens: 131_072,
         fingerprint: "f00d".into(),
+        ..ReadyModel::default()
     };
     let qwen = ReadyModel {
         name: "qwen".into(),
@@ -232,6 +316,7 @@ fn decodes_hello_ready_and_bye() {
         rows: 256,
         kv_tokens: 5_000_000_000,
         fingerprint: String::new(),
+        ..ReadyModel::default()
     };
     assert_eq!(
         body("ready"),
@@ -285,6 +370,7 @@ fn decodes_done_and_error() {
         },
         prompt_logprobs: vec![],
         asr: None,
+        samples: None,
     };
     assert_eq!(body("done_stop"), FromWorker::Done(done));
     let done = Done {
@@ -301,6 +387,7 @@ fn decodes_done_and_error() {
             Some(logprob(-3.0, &[])),
         ],
         asr: None,
+        samples: None,
     };
     assert_eq!(body("done_prompt_logprobs"), FromWorker::Done(done));
     let error = WorkerError {

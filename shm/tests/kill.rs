@@ -95,7 +95,7 @@ fn listed() -> BTreeSet<String> {
     std::fs::read_dir("/dev/shm")
         .unwrap()
         .filter_map(|entry| entry.unwrap().file_name().into_string().ok())
-        .filter(|name| name.starts_with("denizen-"))
+        .filter(|name| name.starts_with("denizen-") || name.starts_with("sem.denizen-"))
         .collect()
 }
 

@@ -161,6 +161,5 @@ def gone(pid: int) -> bool:
 
 
 def arena_objects() -> set[str]:
-    """Names in `/dev/shm` that belong to Denizen, of this user: objects, and the semaphores of clients."""
-    mine = f"denizen-{os.getuid()}-*"
-    return {path.name for pattern in (mine, f"sem.{mine}") for path in SHM.glob(pattern)}
+    """Names in `/dev/shm` that belong to Denizen, of this user."""
+    return {path.name for prefix in ("", "sem.") for path in SHM.glob(f"{prefix}denizen-{os.getuid()}-*")}

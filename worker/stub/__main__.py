@@ -51,7 +51,11 @@ class Stub:
         self._draining = False
         self._stats = Stats()
         self._stats_at = 0.0
-        self._models = {m.name: Hosted.read(m.path, config.scheduler.max_context) for m in config.models}
+        speech, context = options.speech, config.scheduler.max_context
+        self._models = {
+            m.name: Hosted.read(m.path, context, speech if speech and speech.speaks(m.name) else None)
+            for m in config.models
+        }
         self._kv_tokens = config.pools.kv_tokens or 1 << 20
         self._rows = config.scheduler.max_rows or default_rows("cpu", "text")
         self._engine = Engine(self._rows, self._kv_tokens, config.pools.page_size, self._models, options)
@@ -95,6 +99,8 @@ class Stub:
                 vocab=model.vocab_size,
                 rows=self._rows,
                 kv_tokens=self._kv_tokens,
+                sample_rate=model.says.sample_rate if model.says else 0,
+                voices=model.says.voices if model.says else (),
             )
             for name, model in self._models.items()
         )
@@ -142,9 +148,11 @@ class Stub:
             time.sleep(self._options.step_ms / 1000)
         if self._tokens >= (self._fault.after_tokens if self._fault else 0):
             self._misbehave("decode")
-        rows, ended = self._engine.step()
-        self._tokens += len(rows)
+        rows, spoken, ended = self._engine.step()
+        self._tokens += len(rows) + len(spoken)
         self._channel.send_tokens(rows)
+        for request, audio, samples in spoken:
+            self._channel.send(audio, request, samples)
         for request, done in ended:
             self._channel.send(done, request)
             if self._has("double"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from denizen.worker.errors import RequestError
-from denizen.worker.protocol import AsrResult, Done, Error, PromptLogprob, Stats, Submit, TokenRow, TopLogprob
+from denizen.worker.protocol import AsrResult, Audio, Done, Error, PromptLogprob, Stats, Submit, TokenRow, TopLogprob
 from denizen.worker.stub import speech
 
 if TYPE_CHECKING:
@@ -17,19 +17,26 @@ if TYPE_CHECKING:
     from denizen.worker.models.base import Speech
     from denizen.worker.stub.hosted import Hosted
     from denizen.worker.stub.options import Options
+    from denizen.worker.stub.tone import Tone
 
 
 @dataclass
 class Request:
-    """A request in the stub. ``sent`` counts output tokens, stop id excluded."""
+    """A request in the stub. ``sent`` counts output tokens, stop id excluded, or frames of audio."""
 
     id: int
     submit: Submit
     pages: int
     speech: Speech | None
+    tone: Tone | None
     cycle: Iterator[int]  #: the prompt's ids, or what was heard and then its end
     sent: int = 0
     texts: int = field(default=0, init=False)  #: of what was sent, the ids of letters
+
+    @property
+    def samples(self) -> int | None:
+        """Of audio sent; None of a request that is not spoken."""
+        return None if self.tone is None else self.sent * self.tone.length
 
     def next_token(self) -> int:
         """The next of the cycle; before ``min_tokens`` end ids are passed over, as if masked."""
@@ -80,11 +87,12 @@ class Engine:
         if total > model.context_length or pages > self._pages:
             return Error("context_length_exceeded", f"{total} positions do not fit", param="max_tokens")
         try:
-            heard = model.speech(submit, attachment)
+            tone = model.tone(submit, attachment)
+            heard = None if tone else model.speech(submit, attachment)
         except RequestError as error:
             return Error(error.code, str(error), error.param)
         tokens = itertools.cycle(submit.ids if heard is None else model.transcript(heard, self._options.unfinished))
-        self._waiting.append(Request(request, submit, pages, heard, tokens))
+        self._waiting.append(Request(request, submit, pages, heard, tone, tokens))
         return None
 
     def abort(self, request: int) -> Done | None:
@@ -95,7 +103,7 @@ class Engine:
             if found is None:
                 return None
             self._waiting.remove(found)
-        return Done("abort", prompt=len(found.submit.ids), completion=found.sent)
+        return Done("abort", prompt=len(found.submit.ids), completion=found.sent, samples=found.samples)
 
     def admit(self) -> bool:
         """Moves what fits from the queue to the rows; true if anything did (a prefill step)."""
@@ -109,14 +117,22 @@ class Engine:
             admitted = True
         return admitted
 
-    def step(self) -> tuple[list[TokenRow], list[tuple[int, Done]]]:
-        """One decode step: the tokens of all rows, and the requests that ended with it."""
+    def step(self) -> tuple[list[TokenRow], list[tuple[int, Audio, bytes]], list[tuple[int, Done]]]:
+        """One decode step: the tokens or the audio of all rows, and the requests that ended with it."""
         rows: list[TokenRow] = []
+        spoken: list[tuple[int, Audio, bytes]] = []
         ended: list[tuple[int, Done]] = []
         self._steps += 1
         for request in list(self._running.values()):
-            token = request.next_token()
             self._decode_tokens += 1
+            if request.tone is not None:
+                spoken.append((request.id, Audio(request.sent, request.tone.length), request.tone.frame(request.sent)))
+                request.sent += 1
+                if request.sent == min(request.tone.frames, request.submit.max_tokens):
+                    ended.append((request.id, self._done(request, self._said(request), None)))
+                    del self._running[request.id]
+                continue
+            token = request.next_token()
             done = None
             if token in request.submit.stop_ids:
                 done = self._done(request, "stop", token)
@@ -129,7 +145,11 @@ class Engine:
             if done is not None:
                 ended.append((request.id, done))
                 del self._running[request.id]
-        return rows, ended
+        return rows, spoken, ended
+
+    @staticmethod
+    def _said(request: Request) -> str:
+        return "stop" if request.tone and request.sent == request.tone.frames else "length"
 
     def _row(self, request: Request, token: int) -> TokenRow:
         count = request.submit.logprobs
@@ -148,7 +168,7 @@ class Engine:
         asr: AsrResult | None = None
         if request.speech is not None:
             asr = speech.result(request.speech, request.texts, request.submit.temperature, self._options.doubt)
-        return Done(reason, stop_id, len(request.submit.ids), completion, 0, prompt, asr)
+        return Done(reason, stop_id, len(request.submit.ids), completion, 0, prompt, asr, request.samples)
 
     def stats(self) -> Stats:
         """Gauges of now and counters since the start."""

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from denizen.worker.speech import speech_of
 from denizen.worker.stub import speech
+from denizen.worker.stub.tone import Tone, tone
 
 if TYPE_CHECKING:
     from denizen.worker.models.base import Model, Speech
     from denizen.worker.protocol import Submit
+    from denizen.worker.stub.options import Speech as SpeechOptions
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,13 @@ class Hosted:
     context_length: int
     vocab_size: int
     ids: speech.Ids | None = None  #: of one that hears
+    says: SpeechOptions | None = None  #: of one that speaks
     max_samples: int = speech.WINDOW
 
     @classmethod
-    def read(cls, path: str, max_context: int | None) -> Hosted:
-        """From ``config.json``, and of a model that hears ``generation_config.json``."""
+    def read(cls, path: str, max_context: int | None, says: SpeechOptions | None) -> Hosted:
+        """From ``config.json``, and of a model that hears ``generation_config.json``. ``says``: it speaks,
+        if it does not hear."""
         folder = Path(path)
         config = json.loads((folder / "config.json").read_text())
         hears = "WhisperForConditionalGeneration" in config.get("architectures", ())
@@ -38,7 +42,8 @@ class Hosted:
         )
         context = min(context, max_context or context)
         ids = speech.Ids.read(folder) if hears else None
-        return cls("asr" if hears else "text", context, int(config.get("vocab_size", 32000)), ids)
+        kind = "asr" if hears else "tts" if says else "text"
+        return cls(kind, context, int(config.get("vocab_size", 32000)), ids, None if hears else says)
 
     @property
     def family(self) -> str:
@@ -51,6 +56,10 @@ class Hosted:
     def speech(self, submit: Submit, attachment: bytes | None) -> Speech | None:
         """Raises :class:`RequestError`."""
         return speech_of(cast("Model", self), np.asarray(submit.ids, np.int32), submit, attachment, [])
+
+    def tone(self, submit: Submit, attachment: bytes | None) -> Tone | None:
+        """What is to be said; None of a model that does not speak. Raises :class:`RequestError`."""
+        return None if self.says is None else tone(submit, attachment, self.says)
 
     def transcript(self, heard: Speech, unfinished: bool) -> list[int]:
         assert self.ids is not None

@@ -4,6 +4,7 @@
 - ``load_ms`` (0): how long loading takes; progress is reported ten times
 - ``doubt`` (0): audio that is transcribed at a temperature below this gets an ``avg_logprob`` of -2, else of -0.25
 - ``unfinished`` (false): a full window of audio ends within its last segment, without a timestamp
+- ``speech``: an object with the keys further below; models that would read text speak instead
 - ``fault``: an object with the keys below
 
 A fault has
@@ -15,6 +16,13 @@ A fault has
 - ``after_tokens`` (0): with ``decode``, not before this many tokens were sent
 - ``worker``: only the worker with this index
 - ``times`` and ``counter``: only the first ``times`` processes; ``counter`` is a file that counts them
+
+``speech`` has
+
+- ``models`` (all that do not hear): names of those that speak
+- ``sample_rate`` (24000): hertz of their audio
+- ``token_ms`` (80): ms of audio for each token of the text at speed 1; a frame, and a step's work
+- ``voices`` (``["low", "high"]``)
 """
 
 from __future__ import annotations
@@ -57,6 +65,28 @@ class Fault:
 
 
 @dataclass(frozen=True)
+class Speech:
+    """Which models speak, and how."""
+
+    models: tuple[str, ...] | None = None
+    sample_rate: int = 24_000
+    token_ms: float = 80
+    voices: tuple[str, ...] = ("low", "high")
+
+    def __post_init__(self) -> None:
+        if not self.voices or self.sample_rate <= 0 or self.token_ms <= 0:
+            raise ValueError("speech: voices must be there, sample_rate and token_ms above 0")
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Speech:
+        lists = {name: tuple(values[name]) for name in ("models", "voices") if values.get(name) is not None}
+        return cls(**(values | lists))
+
+    def speaks(self, model: str) -> bool:
+        return self.models is None or model in self.models
+
+
+@dataclass(frozen=True)
 class Options:
     """Parsed ``--stub``."""
 
@@ -64,12 +94,17 @@ class Options:
     load_ms: float = 0
     doubt: float = 0
     unfinished: bool = False
+    speech: Speech | None = None
     fault: Fault | None = None
 
     @classmethod
     def from_json(cls, text: str, worker: int) -> Options:
         """Raises ValueError or TypeError for anything that is not as above."""
         values: dict[str, Any] = json.loads(text or "{}")
-        fault = values.pop("fault", None)
+        fault, speech = values.pop("fault", None), values.pop("speech", None)
         parsed = Fault(**fault) if fault else None
-        return cls(**values, fault=parsed if parsed and parsed.applies(worker) else None)
+        return cls(
+            **values,
+            speech=None if speech is None else Speech.of(speech),
+            fault=parsed if parsed and parsed.applies(worker) else None,
+        )

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::envelope::{Chunk, Message};
 use super::outbox::Lane;
 use super::upload::Upload;
-use super::{sound, value};
+use super::{sound, speech, value};
 use crate::http::choice::{Delta, Finish};
 use crate::http::fields::Fields;
 use crate::http::job::Job;
@@ -32,6 +32,7 @@ pub enum Endpoint {
     Completions,
     Transcribe,
     Translate,
+    Speak,
     Tokenize,
     Detokenize,
     Models,
@@ -39,11 +40,12 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    const NAMES: [(&'static str, Self); 7] = [
+    const NAMES: [(&'static str, Self); 8] = [
         ("chat.completions", Self::Chat),
         ("completions", Self::Completions),
         ("audio.transcriptions", Self::Transcribe),
         ("audio.translations", Self::Translate),
+        ("audio.speech", Self::Speak),
         ("tokenize", Self::Tokenize),
         ("detokenize", Self::Detokenize),
         ("models", Self::Models),
@@ -117,6 +119,7 @@ async fn serve(
             };
             sound::transcribe(app, admission, body, task, rate, samples, lane).await
         }
+        Endpoint::Speak => speech::speak(app, admission, body, lane).await,
         Endpoint::Models | Endpoint::Unknown => {
             let names = Endpoint::NAMES
                 .map(|(name, _)| format!("'{name}'"))

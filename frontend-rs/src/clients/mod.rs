@@ -3,8 +3,8 @@
 //! # Layout
 //!
 //! `place` (run directory, names) → `rendezvous` (who connects, and gets an arena pair) → `session` (one client: what it
-//! says, what it gets) → `envelope` and `value` (msgpack) → `upload` (bodies and audio in parts) → `call` and `sound` (the
-//! work of the HTTP endpoints) → `outbox` (output, bounded). `counters` is for `/metrics`.
+//! says, what it gets) → `envelope` and `value` (msgpack) → `upload` (bodies and audio in parts) → `call`, `sound` and
+//! `speech` (the work of the HTTP endpoints) → `outbox` (output, bounded). `counters` is for `/metrics`.
 
 mod call;
 mod counters;
@@ -14,6 +14,7 @@ mod place;
 mod rendezvous;
 mod session;
 mod sound;
+mod speech;
 mod upload;
 mod value;
 

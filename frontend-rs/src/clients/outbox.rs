@@ -6,7 +6,6 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use denizen_shm::{ArenaError, HostEnd};
 use tokio::sync::Notify;
@@ -37,8 +36,10 @@ struct State {
     /// Messages that were sent after they had waited.
     moved: u64,
     sequence: u64,
-    /// The client has gone.
+    /// Nothing more can be sent.
     closed: bool,
+    /// Why, until the session has been told.
+    fault: Option<ArenaError>,
 }
 
 struct Waiting {
@@ -105,9 +106,11 @@ impl Outbox {
             match self.send(state, call.map_or(0, |call| call.request), &message) {
                 Ok(true) => return,
                 Ok(false) => {}
-                Err(_) => {
-                    // Its own task learns what happened.
+                Err(error) => {
+                    // The session learns it from its next look.
                     state.closed = true;
+                    state.fault = Some(error);
+                    self.waits.notify_one();
                     return;
                 }
             }
@@ -140,6 +143,9 @@ impl Outbox {
     /// Sends what waits, as far as there is room. An error means that the client has gone, or writes nonsense.
     pub fn pump(&self) -> Result<Pumped, ArenaError> {
         let mut state = self.lock();
+        if let Some(error) = state.fault.take() {
+            return Err(error);
+        }
         let mut pumped = Pumped::None;
         while let Some(waiting) = state.queue.pop_front() {
             let request = waiting.call.as_ref().map_or(0, |call| call.request);
@@ -184,7 +190,7 @@ impl Outbox {
 
     /// Waits until `enough`, for as long as the client takes something now and then.
     async fn until(&self, enough: impl Fn(&State) -> bool) -> Result<(), Unsendable> {
-        let patience = self.patience();
+        let patience = self.app.config.slow_client_timeout;
         let mut seen = None;
         let mut deadline = Instant::now() + patience;
         loop {
@@ -202,10 +208,6 @@ impl Outbox {
                 return Err(Unsendable::Slow);
             }
         }
-    }
-
-    pub fn patience(&self) -> Duration {
-        self.app.config.slow_client_timeout
     }
 
     /// Nothing will be sent any more.

@@ -233,12 +233,17 @@ fn welcome(app: &App) -> Message {
         .models()
         .iter()
         .map(|model| {
-            json!({
+            let mut map = json!({
                 "id": model.name,
                 "kind": model.kind(),
                 "context": model.context,
                 "vocab": model.vocab,
-            })
+            });
+            if let Some(speaker) = model.speaker() {
+                map["sample_rate"] = speaker.sample_rate.into();
+                map["voices"] = json!(speaker.voices);
+            }
+            map
         })
         .collect();
     let config = &app.config;

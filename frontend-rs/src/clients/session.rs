@@ -142,8 +142,7 @@ impl Session {
             };
             if pumped == Pumped::None {
                 pause = (pause * 2).min(LONGEST_PAUSE);
-                // Twice: its calls have had the time to fail, and their ends to be taken.
-                if moved.elapsed() > 2 * self.outbox.patience() {
+                if moved.elapsed() > self.app.config.hung_client_timeout {
                     let why = "it took nothing, not even the ends of its calls".to_owned();
                     return Err(CutOff {
                         reason: "hung",
@@ -163,7 +162,12 @@ impl Session {
             if !host.arm()? {
                 continue;
             }
-            let waits = pumped != Pumped::Empty || ending.is_some();
+            // What waits is tried again; else only the end of the server's patience is waited for.
+            let again = match ending {
+                _ if pumped != Pumped::Empty => Some(Instant::now() + pause),
+                deadline => deadline,
+            };
+            let nap = tokio::time::sleep_until(again.unwrap_or_else(Instant::now));
             let link = tokio::select! {
                 ready = bell.readable() => {
                     // First the doorbell, then tokio's note of it: a ring in between is not lost.
@@ -178,7 +182,7 @@ impl Session {
                     link?
                 }
                 () = self.outbox.waits() => Link::Up,
-                () = tokio::time::sleep(pause), if waits => Link::Up,
+                () = nap, if again.is_some() => Link::Up,
                 Some(_) = self.tasks.join_next() => Link::Up,
                 Ok(()) = stop.changed() => Link::Up,
             };

@@ -102,12 +102,7 @@ impl Choice {
             Event::Done {
                 reason: FinishReason::Abort,
                 ..
-            } => Err(Failure {
-                code: "aborted".into(),
-                message: "the server gave up this request; send it again".into(),
-                param: None,
-                retryable: true,
-            }),
+            } => Err(Failure::aborted()),
             Event::Done {
                 reason,
                 usage,
@@ -131,6 +126,8 @@ impl Choice {
                 });
                 Ok(delta)
             }
+            // The router lets no audio through to a sequence of text.
+            Event::Audio(_) => Ok(Delta::default()),
             Event::Failed(failure) => Err(failure),
         }
     }

@@ -60,6 +60,7 @@ impl Job {
             sampling,
             prompt_logprobs: self.prompt_logprobs,
             asr: None,
+            tts: None,
         }
     }
 

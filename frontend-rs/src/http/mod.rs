@@ -4,8 +4,8 @@
 //!
 //! `guard` (request id, API key, body size) → an endpoint (`chat_completions`, `completions`, `tokenize`, …) → `fields`,
 //! `params`, `messages` (validation) → `job` (what to generate) → `run` (submit, stream or collect) → `choice` (tokens to
-//! text) → `shape` (OpenAI's JSON) → `outlet` (who gets it) → `sse` (bounded output). `audio` has the same for audio files: `multipart` (the form),
-//! then decoding, windows, formats.
+//! text) → `shape` (OpenAI's JSON) → `outlet` (who gets it) → `sse` (bounded output). `audio` has the same for audio
+//! files: `multipart` (the form), then decoding, windows, formats; `speech` for texts that are spoken.
 
 pub(crate) mod audio;
 pub(crate) mod body;
@@ -28,6 +28,7 @@ mod params;
 mod probes;
 pub(crate) mod run;
 pub(crate) mod shape;
+pub(crate) mod speech;
 pub(crate) mod sse;
 pub(crate) mod tokenize;
 
@@ -62,6 +63,8 @@ pub struct HttpConfig {
     pub max_buffered: usize,
     /// How long such a client may take to make room.
     pub slow_client_timeout: Duration,
+    /// How long a client over shared memory may leave even the ends of its calls where they are.
+    pub hung_client_timeout: Duration,
 }
 
 impl Default for HttpConfig {
@@ -76,6 +79,7 @@ impl Default for HttpConfig {
             text_threads: std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8)),
             max_buffered: 4 << 20,
             slow_client_timeout: Duration::from_secs(30),
+            hung_client_timeout: Duration::from_secs(120),
         }
     }
 }
@@ -96,7 +100,7 @@ pub struct App {
 impl App {
     /// Most bytes of a request's body.
     fn body_limit(&self, route: &str) -> usize {
-        if route.starts_with("/v1/audio/") {
+        if matches!(route, "/v1/audio/transcriptions" | "/v1/audio/translations") {
             self.config.max_upload
         } else {
             self.config.max_body
@@ -106,11 +110,6 @@ impl App {
     /// The model that a request names.
     fn model(&self, name: &str) -> Result<Arc<ModelEntry>, ApiError> {
         models::find(&self.backend.models(), name)
-    }
-
-    /// The same, for a request that wants text continued.
-    fn text_model(&self, name: &str) -> Result<Arc<ModelEntry>, ApiError> {
-        models::text(self.model(name)?)
     }
 }
 
@@ -155,6 +154,8 @@ pub fn router(app: Arc<App>) -> axum::Router {
         .route("/v1/completions", post(completions::completions))
         .route("/v1/audio/transcriptions", post(audio::transcriptions))
         .route("/v1/audio/translations", post(audio::translations))
+        .route("/v1/audio/speech", post(speech::speech))
+        .route("/v1/audio/voices", get(speech::voices))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(detokenize::detokenize))
         .fallback(guard::unknown_route)

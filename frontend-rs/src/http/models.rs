@@ -8,8 +8,10 @@ use axum::Json;
 use serde_json::{json, Value};
 
 use super::error::ApiError;
+use super::fields::Fields;
 use super::App;
-use crate::model::ModelEntry;
+use crate::model::{ModelEntry, Speaker};
+use crate::route::SubmitError;
 
 pub async fn list(State(app): State<Arc<App>>) -> Json<Value> {
     Json(listing(&app))
@@ -33,7 +35,7 @@ pub async fn one(
 }
 
 fn object(model: &ModelEntry) -> Value {
-    json!({
+    let mut object = json!({
         "id": model.name,
         "object": "model",
         "created": model.created,
@@ -42,7 +44,12 @@ fn object(model: &ModelEntry) -> Value {
         "parent": null,
         "max_model_len": model.context,
         "kind": model.kind(),
-    })
+    });
+    if let Some(speaker) = model.speaker() {
+        object["sample_rate"] = json!(speaker.sample_rate);
+        object["voices"] = json!(speaker.voices);
+    }
+    object
 }
 
 pub fn find(models: &[Arc<ModelEntry>], name: &str) -> Result<Arc<ModelEntry>, ApiError> {
@@ -63,35 +70,60 @@ pub fn find(models: &[Arc<ModelEntry>], name: &str) -> Result<Arc<ModelEntry>, A
         })
 }
 
-/// Refuses a model that hears.
-pub fn text(model: Arc<ModelEntry>) -> Result<Arc<ModelEntry>, ApiError> {
-    if model.speech.is_none() {
-        return Ok(model);
-    }
-    let message = format!(
-        "the model '{}' writes down speech and continues no text; send audio to /v1/audio/transcriptions, or name a \
-         text model",
-        model.name
-    );
-    Err(ApiError::invalid("model", message).code("unsupported_model"))
+/// The model that the field `model` of a request names.
+pub fn named(app: &App, fields: &mut Fields) -> Result<Arc<ModelEntry>, ApiError> {
+    let Some(name) = fields.string("model")? else {
+        let names: Vec<String> = app
+            .backend
+            .models()
+            .iter()
+            .map(|m| format!("'{}'", m.name))
+            .collect();
+        let message = format!(
+            "'model' is missing; this server offers {}",
+            names.join(", ")
+        );
+        return Err(ApiError::invalid("model", message));
+    };
+    app.model(&name)
 }
 
-/// The model that the field `model` of a request names.
-pub fn take(app: &App, fields: &mut super::fields::Fields) -> Result<Arc<ModelEntry>, ApiError> {
-    match fields.string("model")? {
-        Some(name) => app.text_model(&name),
-        None => {
-            let names: Vec<String> = app
-                .backend
-                .models()
-                .iter()
-                .map(|m| format!("'{}'", m.name))
-                .collect();
-            let message = format!(
-                "'model' is missing; this server offers {}",
-                names.join(", ")
-            );
-            Err(ApiError::invalid("model", message))
-        }
+/// The same, for a request that wants text continued.
+pub fn take(app: &App, fields: &mut Fields) -> Result<Arc<ModelEntry>, ApiError> {
+    let model = named(app, fields)?;
+    let remedy = match model.kind() {
+        "asr" => "send audio to /v1/audio/transcriptions",
+        "tts" => "send the text to /v1/audio/speech",
+        _ => return Ok(model),
+    };
+    let what = format!("continues no text; {remedy}, or name a text model");
+    Err(unable(&model, &what))
+}
+
+/// What a model that speaks offers. Others are refused.
+pub fn speaker<'a>(app: &App, model: &'a ModelEntry) -> Result<&'a Speaker, ApiError> {
+    if let Some(speaker) = model.speaker() {
+        return Ok(speaker);
     }
+    if model.speech.is_none() && !app.backend.not_ready().is_empty() {
+        // Whether it speaks is not known before its worker has been ready.
+        return Err(SubmitError::NotReady {
+            model: model.name.clone(),
+            retry_after_s: 5,
+        }
+        .into());
+    }
+    let what = "does not speak; name a model that does, /v1/models shows the 'kind' of each";
+    Err(unable(model, what))
+}
+
+/// 400: the model is of another kind. `what` says what it does not do, and the remedy.
+pub fn unable(model: &ModelEntry, what: &str) -> ApiError {
+    let does = match model.kind() {
+        "asr" => "writes down speech",
+        "tts" => "speaks",
+        _ => "continues text",
+    };
+    let message = format!("the model '{}' {does} and {what}", model.name);
+    ApiError::invalid("model", message).code("unsupported_model")
 }

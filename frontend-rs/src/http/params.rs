@@ -113,42 +113,7 @@ impl Params {
         default: u32,
         param: &str,
     ) -> Result<u32, ApiError> {
-        let context = model.context as usize;
-        let too_long = |message: String, param: &str| {
-            Err(ApiError::invalid(param, message).code("context_length_exceeded"))
-        };
-        if prompt >= context {
-            let message = format!(
-                "this model's maximum context length is {context} tokens, but the prompt alone has {prompt} tokens \
-                 ({}), which leaves no room for output; shorten the prompt",
-                self.asked(),
-            );
-            return too_long(message, param);
-        }
-        let room = context - prompt;
-        let Some((asked, name)) = self.max_tokens else {
-            return self.checked(default.min(room as u32), param);
-        };
-        if asked > room as u64 {
-            let message = format!(
-                "this model's maximum context length is {context} tokens, but the prompt has {prompt} tokens and \
-                 '{name}' asks for {asked} output tokens, {} in total; lower '{name}' to at most {room} or shorten \
-                 the prompt",
-                prompt as u128 + u128::from(asked),
-            );
-            return too_long(message, name);
-        }
-        self.checked(asked as u32, name)
-    }
-
-    fn asked(&self) -> String {
-        match self.max_tokens {
-            Some((asked, name)) => format!("'{name}' asks for {asked} output tokens"),
-            None => "no number of output tokens was asked for".into(),
-        }
-    }
-
-    fn checked(&self, max_tokens: u32, param: &str) -> Result<u32, ApiError> {
+        let (max_tokens, param) = room(model, prompt, self.max_tokens, default, param)?;
         if self.min_tokens > max_tokens {
             let message = format!(
                 "'min_tokens' is {} but at most {max_tokens} output tokens are possible (see '{param}')",
@@ -158,6 +123,46 @@ impl Params {
         }
         Ok(max_tokens)
     }
+}
+
+/// How many tokens fit after a prompt of `prompt` tokens, and which field that comes from: what was `asked` for, else
+/// `default`. `param` names the prompt.
+pub fn room<'a>(
+    model: &ModelEntry,
+    prompt: usize,
+    asked: Option<(u64, &'a str)>,
+    default: u32,
+    param: &'a str,
+) -> Result<(u32, &'a str), ApiError> {
+    let context = model.context as usize;
+    let too_long = |message: String, param: &str| {
+        Err(ApiError::invalid(param, message).code("context_length_exceeded"))
+    };
+    if prompt >= context {
+        let asked = match asked {
+            Some((asked, name)) => format!("'{name}' asks for {asked} output tokens"),
+            None => "no number of output tokens was asked for".into(),
+        };
+        let message = format!(
+            "this model's maximum context length is {context} tokens, but the prompt alone has {prompt} tokens \
+             ({asked}), which leaves no room for output; shorten the prompt",
+        );
+        return too_long(message, param);
+    }
+    let room = context - prompt;
+    let Some((asked, name)) = asked else {
+        return Ok((default.min(room as u32), param));
+    };
+    if asked > room as u64 {
+        let message = format!(
+            "this model's maximum context length is {context} tokens, but the prompt has {prompt} tokens and \
+             '{name}' asks for {asked} output tokens, {} in total; lower '{name}' to at most {room} or shorten \
+             the prompt",
+            prompt as u128 + u128::from(asked),
+        );
+        return too_long(message, name);
+    }
+    Ok((asked as u32, name))
 }
 
 fn stream_options(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {
@@ -181,7 +186,8 @@ fn stream_options(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {
     Ok(include_usage)
 }
 
-fn max_tokens(fields: &mut Fields) -> Result<Option<(u64, &'static str)>, ApiError> {
+/// `max_tokens` or `max_completion_tokens`, with the name that was used.
+pub fn max_tokens(fields: &mut Fields) -> Result<Option<(u64, &'static str)>, ApiError> {
     let mut given = None;
     for name in ["max_tokens", "max_completion_tokens"] {
         let Some(value) = fields.integer(name, 1..=i64::MAX)? else {
@@ -256,7 +262,8 @@ fn stop_token_ids(fields: &mut Fields, model: &ModelEntry) -> Result<Vec<u32>, A
     }
 }
 
-fn sampling(fields: &mut Fields, model: &ModelEntry) -> Result<Sampling, ApiError> {
+/// How tokens are drawn; `logprobs` is not set.
+pub fn sampling(fields: &mut Fields, model: &ModelEntry) -> Result<Sampling, ApiError> {
     let defaults = model.text.defaults;
     let mut temperature = fields
         .number("temperature", 0.0..=2.0)?

@@ -1,7 +1,6 @@
-//! Server-sent events to one client, bounded in bytes.
+//! What is sent to one client while it is made, bounded in bytes: server-sent events, or raw bytes.
 
 use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
@@ -11,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use futures_util::Stream;
 use tokio::sync::Notify;
 
-/// The producing end. Events wait here until the client's connection takes them; more than `limit` bytes never do, but
+/// The producing end. Events (or raw bytes) wait here until the client's connection takes them; more than `limit` bytes never do, but
 /// for the one event that crosses it.
 pub struct Sink {
     shared: Arc<Shared>,
@@ -36,9 +35,16 @@ struct State {
     queue: VecDeque<Bytes>,
     bytes: usize,
     complete: bool,
+    /// The body breaks off instead of ending.
+    failed: bool,
     gone: bool,
     waker: Option<Waker>,
 }
+
+/// A body that cannot be finished. The connection is closed without the body's end, by which a client knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the response cannot be finished")]
+pub struct BrokenOff;
 
 /// Why nothing more can be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,10 +90,14 @@ impl State {
 impl Sink {
     /// Queues an event with this data (one line).
     pub fn send(&self, data: &str) {
-        let event = Bytes::from(format!("data: {data}\n\n"));
+        self.push(Bytes::from(format!("data: {data}\n\n")));
+    }
+
+    /// Queues bytes of a body that is no stream of events.
+    pub fn push(&self, bytes: Bytes) {
         let mut state = self.shared.lock();
-        state.bytes += event.len();
-        state.queue.push_back(event);
+        state.bytes += bytes.len();
+        state.queue.push_back(bytes);
         state.wake();
     }
 
@@ -111,6 +121,14 @@ impl Sink {
     /// The stream ends after what is queued.
     pub fn complete(&self) {
         let mut state = self.shared.lock();
+        state.complete = true;
+        state.wake();
+    }
+
+    /// The body breaks off after what is queued.
+    pub fn fail(&self) {
+        let mut state = self.shared.lock();
+        state.failed = true;
         state.complete = true;
         state.wake();
     }
@@ -153,16 +171,24 @@ impl Sink {
 
 impl Drop for Sink {
     fn drop(&mut self) {
-        self.complete();
+        if std::thread::panicking() {
+            // What a fault cut off must not look whole.
+            self.fail();
+        } else {
+            self.complete();
+        }
     }
 }
 
 impl Stream for Events {
-    type Item = Result<Bytes, Infallible>;
+    type Item = Result<Bytes, BrokenOff>;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let mut state = self.shared.lock();
         let Some(first) = state.queue.pop_front() else {
+            if std::mem::take(&mut state.failed) {
+                return Poll::Ready(Some(Err(BrokenOff)));
+            }
             if state.complete {
                 return Poll::Ready(None);
             }
@@ -258,6 +284,28 @@ mod tests {
         assert_eq!(room, Err(Unsendable::Gone));
         sink.gone().await;
         assert_eq!(sink.drained().await, Err(Unsendable::Gone));
+    }
+
+    #[tokio::test]
+    async fn a_body_that_fails_gives_out_what_there_is_and_breaks_off() {
+        let (sink, mut events) = channel(100, LONG);
+        sink.push(Bytes::from_static(b"half"));
+        sink.fail();
+        drop(sink);
+        assert_eq!(&events.next().await.unwrap().unwrap()[..], b"half");
+        assert_eq!(events.next().await, Some(Err(BrokenOff)));
+    }
+
+    #[tokio::test]
+    async fn a_panic_breaks_a_body_off() {
+        let (sink, mut events) = channel(100, LONG);
+        let writer = tokio::spawn(async move {
+            sink.push(Bytes::from_static(b"half"));
+            panic!("on purpose");
+        });
+        assert!(writer.await.is_err());
+        assert!(events.next().await.unwrap().is_ok());
+        assert_eq!(events.next().await, Some(Err(BrokenOff)));
     }
 
     #[tokio::test]

@@ -9,12 +9,14 @@ mod request;
 mod router;
 mod sequence;
 mod table;
+mod tts;
 mod worker;
 
 pub use asr::{AsrResult, AsrWindow, Pcm};
 pub use receive::Notice;
 pub use request::*;
 pub use router::Router;
+pub use tts::Utterance;
 pub use worker::{Link, SendError, WorkerState};
 
 use std::sync::Arc;

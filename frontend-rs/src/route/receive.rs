@@ -1,17 +1,22 @@
 //! What a worker's envelopes do to the table.
 
 use super::envelope::{
-    Done, Envelope, FromWorker, Load, RequestId, Stats, TokenRow, WorkerError, WorkerHello,
+    AudioChunk, Done, Envelope, FromWorker, Load, RequestId, Stats, TokenRow, WorkerError,
+    WorkerHello,
 };
 use super::request::{Event, Failure};
 use super::router::{Router, Shared, State};
-use super::sequence::Place;
+use super::sequence::{Place, Unfit};
+use super::tts;
 
 /// Reasons of `denizen_dropped_envelopes_total`.
 const OLD_EPOCH: &str = "old_epoch";
 const UNKNOWN_KIND: &str = "unknown_kind";
 const UNKNOWN_REQUEST: &str = "unknown_request";
 pub(super) const DROP_REASONS: [&str; 3] = [OLD_EPOCH, UNKNOWN_KIND, UNKNOWN_REQUEST];
+
+/// Code of a failure: the worker broke the protocol.
+const WORKER_PROTOCOL: &str = "worker_protocol";
 
 /// What the supervisor must know of an envelope.
 #[derive(Debug, PartialEq)]
@@ -39,7 +44,8 @@ impl Router {
         match envelope.body {
             None => shared.drop_envelope(UNKNOWN_KIND),
             Some(FromWorker::Hello(hello)) => return Some(Notice::Hello(hello)),
-            Some(FromWorker::Ready { credits, .. }) => {
+            Some(FromWorker::Ready { models, credits }) => {
+                state.learn(models);
                 state.workers[worker].grant(credits);
                 shared.pump(&mut state);
                 return Some(Notice::Ready);
@@ -48,6 +54,10 @@ impl Router {
                 for row in rows {
                     shared.token(&mut state, worker, row);
                 }
+            }
+            Some(FromWorker::Audio(chunk)) => {
+                let id = RequestId::from_wire(envelope.request);
+                shared.audio(&mut state, worker, id, chunk, envelope.attachment);
             }
             Some(FromWorker::Done(done)) => {
                 shared.done(&mut state, worker, envelope.request, done);
@@ -103,16 +113,49 @@ impl Shared {
         let Some(sequence) = state.table.get_mut(id) else {
             return;
         };
-        if row.index != sequence.received {
-            // A lost or doubled token would be wrong text; better no text.
-            let message = format!(
-                "the worker sent token {} where token {} was due",
-                row.index, sequence.received
-            );
-            self.give_up(state, id, "worker_protocol", message, true);
-        } else if !sequence.token(row.token, row.logprob) {
-            let message = "the client reads too slowly; its request was aborted".to_owned();
-            self.give_up(state, id, "slow_client", message, false);
+        if let Err(unfit) = sequence.token(row.index, row.token, row.logprob) {
+            self.refuse_event(state, id, unfit);
+        }
+    }
+
+    fn audio(
+        &self,
+        state: &mut State,
+        worker: usize,
+        id: RequestId,
+        chunk: AudioChunk,
+        attachment: Option<Vec<u8>>,
+    ) {
+        if !self.owns(state, worker, id) {
+            return;
+        }
+        let Some(sequence) = state.table.get_mut(id) else {
+            return;
+        };
+        let attachment = attachment.unwrap_or_default();
+        let taken = match tts::samples(&attachment) {
+            Some(samples) if samples.len() == chunk.samples as usize && !samples.is_empty() => {
+                sequence.audio(chunk.index, samples)
+            }
+            _ => Err(Unfit::Wrong(format!(
+                "the worker sent {} bytes as {} samples of audio",
+                attachment.len(),
+                chunk.samples
+            ))),
+        };
+        if let Err(unfit) = taken {
+            self.refuse_event(state, id, unfit);
+        }
+    }
+
+    /// Gives up a sequence whose event cannot be handed on: a lost or doubled one would be wrong text or sound.
+    fn refuse_event(&self, state: &mut State, id: RequestId, unfit: Unfit) {
+        match unfit {
+            Unfit::Wrong(message) => self.give_up(state, id, WORKER_PROTOCOL, message, true),
+            Unfit::Behind => {
+                let message = "the client reads too slowly; its request was aborted".to_owned();
+                self.give_up(state, id, "slow_client", message, false);
+            }
         }
     }
 
@@ -142,19 +185,27 @@ impl Shared {
             usage,
             prompt_logprobs,
             asr,
+            samples,
             stop_id: _,
         } = done;
-        self.terminal(
-            state,
-            worker,
-            request,
-            Event::Done {
+        let id = RequestId::from_wire(request);
+        let sequence = state.table.get_mut(id);
+        let missing = sequence.and_then(|sequence| sequence.missing(reason, samples));
+        let terminal = match missing {
+            None => Event::Done {
                 reason,
                 usage,
                 prompt_logprobs,
                 asr,
             },
-        );
+            Some(message) => Event::Failed(Failure {
+                code: WORKER_PROTOCOL.to_owned(),
+                message,
+                param: None,
+                retryable: true,
+            }),
+        };
+        self.terminal(state, worker, request, terminal);
     }
 
     fn terminal(&self, state: &mut State, worker: usize, request: u64, terminal: Event) {

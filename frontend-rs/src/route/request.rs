@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 
 use super::asr::{AsrResult, AsrWindow};
+use super::tts::Utterance;
 use crate::model::ModelEntry;
 
 /// Sampling parameters of one sequence, validated. Field meanings: `docs/design/protocol.md`, SUBMIT.
@@ -24,7 +25,8 @@ pub struct Sampling {
     pub logprobs: Option<u32>,
 }
 
-/// One sequence to generate: token ids, and audio for a speech model, in; token ids out. The router never sees text.
+/// One sequence to generate: token ids, and audio for a model that hears, in; token ids out, or audio of a model that
+/// speaks. The router never sees text.
 #[derive(Debug, Clone)]
 pub struct Generate {
     pub model: Arc<ModelEntry>,
@@ -35,8 +37,10 @@ pub struct Generate {
     pub stop_ids: Vec<u32>,
     pub sampling: Sampling,
     pub prompt_logprobs: Option<u32>,
-    /// What a speech model listens to; `None` for text.
+    /// What a model that hears listens to; `None` for others.
     pub asr: Option<AsrWindow>,
+    /// How a model that speaks does so; `None` for others.
+    pub tts: Option<Utterance>,
 }
 
 /// A token's log-probability with the most likely alternatives.
@@ -67,6 +71,8 @@ pub enum Event {
         id: u32,
         logprob: Option<TokenLogprob>,
     },
+    /// The next stretch of what a model says: mono, at its sample rate, not empty.
+    Audio(Vec<f32>),
     Done {
         reason: FinishReason,
         usage: Usage,
@@ -85,6 +91,7 @@ impl Event {
         let top = |logprob: &TokenLogprob| std::mem::size_of_val(&logprob.top[..]);
         match self {
             Self::Token { logprob, .. } => own + logprob.as_ref().map_or(0, top),
+            Self::Audio(samples) => own + std::mem::size_of_val(&samples[..]),
             Self::Done { .. } | Self::Failed(_) => own,
         }
     }
@@ -103,6 +110,16 @@ pub struct Failure {
 }
 
 impl Failure {
+    /// The worker ended the sequence though its client is there.
+    pub fn aborted() -> Self {
+        Self {
+            code: "aborted".to_owned(),
+            message: "the server gave up this request; send it again".to_owned(),
+            param: None,
+            retryable: true,
+        }
+    }
+
     /// Nobody reads this one: the client has gone.
     pub(super) fn client_left() -> Self {
         Self {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{mpsc, watch};
 
-use super::envelope::{RequestId, ToWorker};
+use super::envelope::{ReadyModel, RequestId, ToWorker};
 use super::receive::DROP_REASONS;
 use super::request::{AbortOnDrop, Event, Failure, Generate, Generation, SubmitError};
 use super::sequence::{Place, Sequence};
@@ -16,7 +16,7 @@ use super::table::Table;
 use super::worker::{Link, SendError, Worker, WorkerState};
 use super::Backend;
 use crate::metrics::Metrics;
-use crate::model::ModelEntry;
+use crate::model::{ModelEntry, Speaker};
 
 /// What a client is told to wait before it tries again.
 const RETRY_AFTER_S: u64 = 1;
@@ -55,6 +55,18 @@ impl State {
     /// Sequences that wait for a worker.
     pub(super) fn queued(&self) -> usize {
         self.queue.len()
+    }
+
+    /// What a worker says of its models that the front end cannot know from their checkpoints.
+    pub(super) fn learn(&mut self, models: Vec<ReadyModel>) {
+        for told in models.into_iter().filter(|told| told.kind == "tts") {
+            if let Some(model) = self.models.iter().find(|model| model.name == told.name) {
+                model.speaks(Speaker {
+                    sample_rate: told.sample_rate,
+                    voices: told.voices,
+                });
+            }
+        }
     }
 
     fn live(&self) -> usize {

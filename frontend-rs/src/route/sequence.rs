@@ -14,6 +14,15 @@ use crate::metrics::SequenceMetrics;
 /// second line, for a reader that stands still while its worker goes on.
 pub const MAX_BUFFERED: usize = 16 << 20;
 
+/// Why an output cannot be handed on.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Unfit {
+    /// The reader has fallen too far behind.
+    Behind,
+    /// The worker broke the protocol; how.
+    Wrong(String),
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     Queue,
@@ -28,15 +37,19 @@ pub struct Sequence {
     pub moved: bool,
     /// ABORT was sent.
     pub aborted: bool,
-    /// Output tokens received.
+    /// Output tokens, or stretches of audio, received.
     pub received: u32,
+    /// Of a sequence that is spoken: hertz.
+    rate: Option<u32>,
+    /// Samples of audio received.
+    samples: u64,
     /// Bytes of events that the reader has not taken.
     pub buffered: Arc<AtomicUsize>,
     pub prompt_tokens: u32,
     events: UnboundedSender<Event>,
     metrics: SequenceMetrics,
     submitted: Instant,
-    last_token: Option<Instant>,
+    last_output: Option<Instant>,
 }
 
 impl Sequence {
@@ -50,12 +63,18 @@ impl Sequence {
             moved: false,
             aborted: false,
             received: 0,
+            rate: generate
+                .tts
+                .as_ref()
+                .and(generate.model.speaker())
+                .map(|speaker| speaker.sample_rate),
+            samples: 0,
             buffered: Arc::default(),
             prompt_tokens: u32::try_from(generate.prompt.len()).unwrap_or(u32::MAX),
             events,
             metrics,
             submitted: Instant::now(),
-            last_token: None,
+            last_output: None,
             generate,
         }
     }
@@ -72,6 +91,7 @@ impl Sequence {
             sampling: &generate.sampling,
             prompt_logprobs: generate.prompt_logprobs,
             asr: generate.asr.as_ref(),
+            tts: generate.tts.as_ref(),
         }
     }
 
@@ -88,10 +108,56 @@ impl Sequence {
         self.received == 0 && !self.moved && !self.aborted
     }
 
-    /// A token has come. False if the reader has fallen too far behind.
-    pub fn token(&mut self, id: u32, logprob: Option<TokenLogprob>) -> bool {
+    /// A token has come.
+    pub fn token(
+        &mut self,
+        index: u32,
+        id: u32,
+        logprob: Option<TokenLogprob>,
+    ) -> Result<(), Unfit> {
+        if self.rate.is_some() {
+            return Err(Unfit::Wrong("the worker sent tokens as speech".to_owned()));
+        }
+        self.count("token", index)?;
+        self.metrics.output_tokens.inc();
+        self.forward(Event::Token { id, logprob })
+    }
+
+    /// A stretch of audio has come.
+    pub fn audio(&mut self, index: u32, samples: Vec<f32>) -> Result<(), Unfit> {
+        let Some(rate) = self.rate else {
+            return Err(Unfit::Wrong("the worker sent audio as text".to_owned()));
+        };
+        self.count("audio", index)?;
+        self.samples += samples.len() as u64;
+        self.metrics
+            .speech_seconds
+            .inc_by(samples.len() as f64 / f64::from(rate));
+        self.forward(Event::Audio(samples))
+    }
+
+    /// What a worker's end of a sequence leaves out, in words.
+    pub fn missing(&self, reason: FinishReason, samples: Option<u64>) -> Option<String> {
+        let whole = self.rate.is_none() || reason == FinishReason::Abort;
+        let sent = samples.unwrap_or_default();
+        (!whole && sent != self.samples).then(|| {
+            format!(
+                "the worker says that it sent {sent} samples of audio, but {} have come",
+                self.samples
+            )
+        })
+    }
+
+    /// Output number `index` of this sequence has come.
+    fn count(&mut self, what: &str, index: u32) -> Result<(), Unfit> {
+        if index != self.received {
+            return Err(Unfit::Wrong(format!(
+                "the worker sent {what} {index} where {what} {} was due",
+                self.received
+            )));
+        }
         let now = Instant::now();
-        match self.last_token.replace(now) {
+        match self.last_output.replace(now) {
             None => {
                 self.metrics
                     .ttft
@@ -99,19 +165,26 @@ impl Sequence {
                 // No other worker takes it over from here on, so nobody needs the prompt or the audio.
                 self.generate.prompt = Vec::new();
                 self.generate.asr = None;
+                self.generate.tts = None;
             }
             Some(last) => self.metrics.itl.observe((now - last).as_secs_f64()),
         }
         self.received += 1;
-        self.metrics.output_tokens.inc();
+        Ok(())
+    }
+
+    fn forward(&self, event: Event) -> Result<(), Unfit> {
         if self.aborted {
-            return true;
+            return Ok(());
         }
-        let event = Event::Token { id, logprob };
         let waiting = self.buffered.fetch_add(event.bytes(), Ordering::Relaxed);
         // A reader that has gone has had its abort sent.
         let _ = self.events.send(event);
-        waiting < MAX_BUFFERED
+        if waiting < MAX_BUFFERED {
+            Ok(())
+        } else {
+            Err(Unfit::Behind)
+        }
     }
 
     /// Label of `denizen_requests_total`.
@@ -139,6 +212,10 @@ impl Sequence {
         self.metrics
             .e2e
             .observe(self.submitted.elapsed().as_secs_f64());
+        if let (Some(_), Event::Done { usage, .. }) = (self.rate, &terminal) {
+            // Tokens of text are counted as they come.
+            self.metrics.output_tokens.inc_by(usage.completion.into());
+        }
         let _ = self.events.send(terminal);
     }
 }

@@ -105,8 +105,9 @@ impl Receiver {
                 break;
             };
             any = true;
-            let envelope = decode(&message.envelope)
+            let mut envelope = decode(&message.envelope)
                 .map_err(|error| format!("it sent a malformed message: {error}"))?;
+            envelope.attachment = message.attachment;
             if let Some(notice) = self.router.receive(self.worker, self.epoch, envelope) {
                 // The life that listens outlives this task.
                 let _ = self.notices.send(notice);

@@ -2,4 +2,5 @@
 
 mod ending;
 mod sending;
+mod speaking;
 mod support;

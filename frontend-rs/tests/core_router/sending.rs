@@ -184,6 +184,7 @@ async fn a_worker_cannot_speak_for_another_workers_request_or_for_its_own_past()
         request: 0,
         sequence: 0,
         body: Some(FromWorker::Stats(Stats::default())),
+        attachment: None,
     };
     assert_eq!(bench.router.receive(0, 0, envelope), None);
     assert_eq!(

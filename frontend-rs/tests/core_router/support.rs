@@ -94,6 +94,7 @@ pub fn generate(model: &Arc<ModelEntry>) -> Generate {
         sampling,
         prompt_logprobs: None,
         asr: None,
+        tts: None,
     }
 }
 
@@ -141,10 +142,22 @@ impl Bench {
     }
 
     pub fn says(&self, worker: usize, request: u64, body: FromWorker) -> Option<Notice> {
+        self.says_with(worker, request, body, None)
+    }
+
+    /// The same, with an attachment.
+    pub fn says_with(
+        &self,
+        worker: usize,
+        request: u64,
+        body: FromWorker,
+        attachment: Option<Vec<u8>>,
+    ) -> Option<Notice> {
         let envelope = Envelope {
             request,
             sequence: 0,
             body: Some(body),
+            attachment,
         };
         self.router.receive(worker, self.epochs[worker], envelope)
     }
@@ -171,6 +184,7 @@ impl Bench {
             usage,
             prompt_logprobs: vec![],
             asr: None,
+            samples: None,
         };
         self.says(worker, request, FromWorker::Done(done));
     }
@@ -193,7 +207,7 @@ pub async fn events(mut generation: Generation) -> Vec<Event> {
     while let Some(event) = generation.next().await {
         events.push(event);
     }
-    let terminal = |event: &Event| !matches!(event, Event::Token { .. });
+    let terminal = |event: &Event| !matches!(event, Event::Token { .. } | Event::Audio(_));
     assert_eq!(
         events.iter().filter(|event| terminal(event)).count(),
         1,

@@ -13,6 +13,7 @@ mod logprobs;
 mod parameters;
 mod reasoning;
 mod slow_client;
+mod speech;
 mod streaming;
 mod template_goldens;
 mod text;

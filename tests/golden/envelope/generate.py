@@ -13,6 +13,7 @@ from denizen.worker.protocol import (
     Abort,
     AsrOptions,
     AsrResult,
+    Audio,
     Body,
     Bye,
     Done,
@@ -26,6 +27,7 @@ from denizen.worker.protocol import (
     Submit,
     TokenRow,
     Tokens,
+    TtsOptions,
     encode,
 )
 
@@ -111,6 +113,29 @@ CASES: dict[str, tuple[int, int, Body]] = {
             asr=AsrOptions(timestamps=False, detect=True, forced=[50360, 50364], words=True),
         ),
     ),
+    "ready_tts": (
+        0,
+        1,
+        Ready(
+            models=(ReadyModel("voice", "stub", "tts", 4096, 256, 64, 65536, "", 24000, ("low", "high")),), credits=9
+        ),
+    ),
+    "submit_tts": (
+        REQUEST,
+        73,
+        Submit(model="voice", ids=[72, 105], max_tokens=4094, temperature=0.5, seed=7, tts=TtsOptions("low")),
+    ),
+    "submit_tts_full": (
+        REQUEST,
+        74,
+        Submit(
+            model="voice",
+            ids=[72, 105],
+            max_tokens=100,
+            seed=8,
+            tts=TtsOptions("high", language="de", instructions="Whisper.", speed=1.5),
+        ),
+    ),
     "abort": (REQUEST, 3, Abort()),
     "tokens": (0, 4, Tokens([TokenRow(REQUEST, 0, 5), TokenRow((1 << 32) | 1, 300, 151643)])),
     "tokens_logprobs": (
@@ -134,6 +159,9 @@ CASES: dict[str, tuple[int, int, Body]] = {
         15,
         Done("length", prompt=3, completion=2, asr=AsrResult(0.5, -1.5, [0.0, 0.5, 29.75])),
     ),
+    # Its attachment, 1,920 samples of f32 little endian, travels beside the envelope.
+    "audio": (REQUEST, 16, Audio(index=3, samples=1920)),
+    "done_tts": (REQUEST, 17, Done("stop", prompt=2, completion=2, samples=3840)),
     "error": (REQUEST, 8, Error("bad_request", "top_k is beyond the vocabulary", param="top_k")),
     "error_worker": (0, 9, Error("out_of_memory", "no memory for the KV pool", retryable=True)),
     "stats_load": (0, 10, Stats(load=Load("smol", 1 << 20, 269 << 20))),

@@ -1,6 +1,7 @@
 //! What a form asks for, checked against what its model can do.
 
 use super::super::error::ApiError;
+use super::super::models;
 use super::super::multipart::{Chunking, Transcription};
 use crate::model::ModelEntry;
 use crate::speech::Task;
@@ -74,11 +75,8 @@ fn mode(chunking: Chunking) -> Mode {
     }
 }
 
-/// The model continues text.
+/// The model is none that hears.
 pub fn deaf(model: &ModelEntry) -> ApiError {
-    let message = format!(
-        "the model '{}' continues text and does not hear; name a speech model, /v1/models shows the 'kind' of each",
-        model.name
-    );
-    ApiError::invalid("model", message).code("unsupported_model")
+    let what = "does not hear; name a model that does, /v1/models shows the 'kind' of each";
+    models::unable(model, what)
 }

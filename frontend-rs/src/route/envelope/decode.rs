@@ -2,12 +2,12 @@
 
 use super::wire::{DecodeError, Reader};
 use super::{
-    AsrResult, Done, Envelope, FromWorker, Load, ReadyModel, Stats, TokenRow, WorkerError,
-    WorkerHello, MAX_BYTES, SCHEMA, VERSION,
+    AsrResult, AudioChunk, Done, Envelope, FromWorker, Load, ReadyModel, Stats, TokenRow,
+    WorkerError, WorkerHello, MAX_BYTES, SCHEMA, VERSION,
 };
 use crate::route::request::{FinishReason, TokenLogprob, Usage};
 
-/// The envelope in `bytes`.
+/// The envelope in `bytes`, without its attachment.
 pub fn decode(bytes: &[u8]) -> Result<Envelope, DecodeError> {
     if bytes.len() > MAX_BYTES {
         return Err(DecodeError::TooLong(bytes.len()));
@@ -29,6 +29,7 @@ pub fn decode(bytes: &[u8]) -> Result<Envelope, DecodeError> {
         1 => Some(FromWorker::Hello(read_hello(body)?)),
         2 => Some(read_ready(body)?),
         5 => Some(FromWorker::Tokens(read_tokens(body)?)),
+        6 => Some(FromWorker::Audio(read_audio(body)?)),
         7 => Some(FromWorker::Done(read_done(body)?)),
         8 => Some(FromWorker::Error(read_error(body)?)),
         9 => Some(FromWorker::Stats(read_stats(body)?)),
@@ -43,6 +44,7 @@ pub fn decode(bytes: &[u8]) -> Result<Envelope, DecodeError> {
         request,
         sequence,
         body,
+        attachment: None,
     })
 }
 
@@ -95,12 +97,17 @@ fn read_ready_model(r: &mut Reader<'_>) -> Result<ReadyModel, DecodeError> {
             "rows" => model.rows = r.uint32()?,
             "kv_tokens" => model.kv_tokens = r.uint()?,
             "fingerprint" => model.fingerprint = r.text()?.to_owned(),
+            "sample_rate" => model.sample_rate = r.uint32()?,
+            "voices" => model.voices = read_list(r, |r| r.text().map(str::to_owned))?,
             _ => r.skip()?,
         }
         Ok(())
     })?;
     if model.name.is_empty() {
         return Err(DecodeError::Missing("name"));
+    }
+    if model.kind == "tts" && model.sample_rate == 0 {
+        return Err(DecodeError::Missing("sample_rate"));
     }
     Ok(model)
 }
@@ -149,6 +156,19 @@ fn read_token_row(r: &mut Reader<'_>) -> Result<TokenRow, DecodeError> {
     })
 }
 
+fn read_audio(r: &mut Reader<'_>) -> Result<AudioChunk, DecodeError> {
+    let mut audio = AudioChunk::default();
+    r.fields(|key, r| {
+        match key {
+            "index" => audio.index = r.uint32()?,
+            "samples" => audio.samples = r.uint32()?,
+            _ => r.skip()?,
+        }
+        Ok(())
+    })?;
+    Ok(audio)
+}
+
 fn read_top(r: &mut Reader<'_>) -> Result<Vec<(u32, f32)>, DecodeError> {
     read_list(r, |r| match r.array()? {
         2 => Ok((r.uint32()?, r.float()?)),
@@ -170,8 +190,8 @@ fn read_prompt_logprob(r: &mut Reader<'_>) -> Result<Option<TokenLogprob>, Decod
 }
 
 fn read_done(r: &mut Reader<'_>) -> Result<Done, DecodeError> {
-    let (mut reason, mut stop_id, mut usage, mut prompt_logprobs, mut asr) =
-        (None, None, Usage::default(), Vec::new(), None);
+    let (mut reason, mut stop_id, mut usage, mut prompt_logprobs, mut asr, mut samples) =
+        (None, None, Usage::default(), Vec::new(), None, None);
     r.fields(|key, r| {
         match key {
             "reason" => {
@@ -188,6 +208,7 @@ fn read_done(r: &mut Reader<'_>) -> Result<Done, DecodeError> {
             "cached" => usage.cached = r.uint32()?,
             "prompt_logprobs" => prompt_logprobs = read_list(r, read_prompt_logprob)?,
             "asr" => asr = Some(read_asr(r)?),
+            "samples" => samples = Some(r.uint()?),
             _ => r.skip()?,
         }
         Ok(())
@@ -199,6 +220,7 @@ fn read_done(r: &mut Reader<'_>) -> Result<Done, DecodeError> {
         usage,
         prompt_logprobs,
         asr,
+        samples,
     })
 }
 

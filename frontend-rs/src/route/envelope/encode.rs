@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rmp::encode as put;
 
-use super::{AsrWindow, Submit, ToWorker, SCHEMA, VERSION};
+use super::{AsrWindow, Submit, ToWorker, Utterance, SCHEMA, VERSION};
 
 /// The bytes of one envelope.
 pub fn encode(body: &ToWorker<'_>, request: u64, sequence: u64) -> Vec<u8> {
@@ -113,6 +113,9 @@ fn write_submit(out: &mut Vec<u8>, submit: &Submit<'_>) -> Written {
     if let Some(window) = submit.asr {
         fields.entry("asr", |o| write_asr(o, window))?;
     }
+    if let Some(utterance) = submit.tts {
+        fields.entry("tts", |o| write_tts(o, utterance))?;
+    }
     fields.finish(out)
 }
 
@@ -122,6 +125,16 @@ fn write_asr(out: &mut Vec<u8>, window: &AsrWindow) -> Written {
     fields.flag("detect", window.detect, false)?;
     fields.ids("forced", &window.forced)?;
     fields.flag("words", window.words, false)?;
+    fields.finish(out)
+}
+
+fn write_tts(out: &mut Vec<u8>, utterance: &Utterance) -> Written {
+    let mut fields = MapWriter::default();
+    fields.text("voice", &utterance.voice)?;
+    fields.text("language", utterance.language.unwrap_or_default())?;
+    let instructions = utterance.instructions.as_deref();
+    fields.text("instructions", instructions.unwrap_or_default())?;
+    fields.float("speed", utterance.speed, 1.0)?;
     fields.finish(out)
 }
 
@@ -153,6 +166,13 @@ impl MapWriter {
         self.entry(key, |o| {
             put::write_bool(o, value).map_err(put::ValueWriteError::InvalidMarkerWrite)
         })
+    }
+
+    fn text(&mut self, key: &str, value: &str) -> Written {
+        if value.is_empty() {
+            return Ok(());
+        }
+        self.entry(key, |o| put::write_str(o, value))
     }
 
     fn ids(&mut self, key: &str, ids: &[u32]) -> Written {

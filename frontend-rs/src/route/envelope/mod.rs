@@ -11,6 +11,7 @@ pub(crate) mod wire;
 
 use super::asr::{AsrResult, AsrWindow};
 use super::request::{FinishReason, Sampling, TokenLogprob, Usage};
+use super::tts::Utterance;
 
 pub use decode::decode;
 pub use encode::encode;
@@ -71,6 +72,7 @@ pub struct Submit<'a> {
     pub prompt_logprobs: Option<u32>,
     /// Its audio is the envelope's attachment.
     pub asr: Option<&'a AsrWindow>,
+    pub tts: Option<&'a Utterance>,
 }
 
 /// A received envelope; `body` is `None` for a kind that a newer worker has and this side does not know.
@@ -79,6 +81,8 @@ pub struct Envelope {
     pub request: u64,
     pub sequence: u64,
     pub body: Option<FromWorker>,
+    /// Bytes that came beside it, copied out of the arena.
+    pub attachment: Option<Vec<u8>>,
 }
 
 #[derive(Debug, PartialEq)]
@@ -89,6 +93,7 @@ pub enum FromWorker {
         credits: u32,
     },
     Tokens(Vec<TokenRow>),
+    Audio(AudioChunk),
     Done(Done),
     Error(WorkerError),
     Stats(Stats),
@@ -119,6 +124,10 @@ pub struct ReadyModel {
     pub rows: u32,
     pub kv_tokens: u64,
     pub fingerprint: String,
+    /// Hertz of what it says; models of kind `tts` only.
+    pub sample_rate: u32,
+    /// Names of its voices; the same.
+    pub voices: Vec<String>,
 }
 
 /// One output token of one request; `index` counts the request's output tokens from 0.
@@ -130,6 +139,14 @@ pub struct TokenRow {
     pub logprob: Option<TokenLogprob>,
 }
 
+/// The next stretch of a request's audio; the samples are the attachment.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct AudioChunk {
+    /// Counts the request's chunks from 0.
+    pub index: u32,
+    pub samples: u32,
+}
+
 #[derive(Debug, Clone, PartialEq)]
 pub struct Done {
     pub reason: FinishReason,
@@ -137,8 +154,10 @@ pub struct Done {
     pub usage: Usage,
     /// One entry a prompt position; empty unless asked for.
     pub prompt_logprobs: Vec<Option<TokenLogprob>>,
-    /// Of a speech model.
+    /// Of a model that hears.
     pub asr: Option<AsrResult>,
+    /// Samples that were sent; of a model that speaks.
+    pub samples: Option<u64>,
 }
 
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
