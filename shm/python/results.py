@@ -15,7 +15,10 @@ def _maps(value: Any) -> Sequence[Json]:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request for text. Each prompt counts once; `completion_tokens` sums over the choices."""
+    """Tokens of a request for text. Each prompt counts once; `completion_tokens` sums over the choices.
+
+    Of speech: tokens of the text, and frames of audio.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -29,8 +32,8 @@ class Usage:
     @classmethod
     def read(cls, usage: Json) -> Usage:
         return cls(
-            usage.get("prompt_tokens") or 0,
-            usage.get("completion_tokens") or 0,
+            usage.get("prompt_tokens") or usage.get("input_tokens") or 0,
+            usage.get("completion_tokens") or usage.get("output_tokens") or 0,
             (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
             (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0,
         )
@@ -274,10 +277,17 @@ class Spoken:
     samples: int
     """Of all arrays together."""
     usage: Usage
+    finish_reason: str | None = None
+    """`stop`, or `length` at `max_tokens`."""
 
     @classmethod
     def read(cls, result: Json) -> Spoken:
-        return cls(result.get("rate") or 0, result.get("samples") or 0, Usage.read(result.get("usage") or {}))
+        return cls(
+            result.get("rate") or 0,
+            result.get("samples") or 0,
+            Usage.read(result.get("usage") or {}),
+            result.get("finish_reason"),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from denizen.shm import BadRequest, DenizenError, Segment, Spoken, Transcript, TranscriptChunk, Usage, Word, pcm
 
-from .fake import CHUNK, RESULT, USAGE, FakeServer, Heard
+from .fake import CHUNK, RESULT, FakeServer, Heard
 
 if TYPE_CHECKING:
     from .conftest import Fakes
@@ -142,10 +142,14 @@ def test_a_streamed_transcript(fakes: Fakes) -> None:
 
 
 def test_speech_comes_as_arrays(fakes: Fakes) -> None:
+    usage = {"input_tokens": 3, "output_tokens": 2, "total_tokens": 5}
+
     def answer(server: FakeServer, heard: Heard) -> None:
         server.say(CHUNK, heard.request, {"index": 0, "rate": 24000}, LEFT.tobytes())
         server.say(CHUNK, heard.request, {"index": 1, "rate": 24000}, RIGHT.tobytes())
-        server.say(RESULT, heard.request, {"result": {"rate": 24000, "samples": 200, "usage": USAGE}})
+        server.say(
+            RESULT, heard.request, {"result": {"rate": 24000, "samples": 200, "finish_reason": "stop", "usage": usage}}
+        )
 
     server = fakes.server(answer)
     with fakes.client(server) as client:
@@ -156,7 +160,7 @@ def test_speech_comes_as_arrays(fakes: Fakes) -> None:
     assert [array.dtype for array in arrays] == [np.float32, np.float32]
     np.testing.assert_array_equal(np.concatenate(arrays), np.concatenate([LEFT, RIGHT]))
     assert not arrays[0].flags.writeable
-    assert speech.result() == Spoken(24000, 200, Usage(3, 2))
+    assert speech.result() == Spoken(24000, 200, Usage(3, 2), "stop")
     (call,) = server.calls()
     assert call.endpoint == "audio.speech"
     assert call.parameters == {"model": "voice", "input": "hello", "voice": "anna", "speed": 1.5, "stream": True}
