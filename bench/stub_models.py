@@ -11,12 +11,15 @@ if TYPE_CHECKING:
 _CONTEXT = 4096
 _LANGUAGES = {"<|en|>": 258, "<|de|>": 259}
 _TIMESTAMPS = 1501
+_CHAT = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
 
 
 def write_text(folder: Path) -> Path:
     """A model for which each byte of a text is a token; the stub repeats prompts with it, or speaks them."""
     config = {"architectures": ["LlamaForCausalLM"], "vocab_size": 256, "max_position_embeddings": _CONTEXT}
-    return _write(folder, {"config.json": config})
+    _write(folder, {"config.json": config})
+    (folder / "chat_template.jinja").write_text(_CHAT, encoding="utf-8")
+    return folder
 
 
 def write_ears(folder: Path) -> Path:

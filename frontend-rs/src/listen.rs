@@ -73,6 +73,10 @@ impl Recording {
                 resampler.push(second, &mut pcm);
             }
             resampler.finish(&mut pcm);
+            // The filter overshoots, and the detector of speech takes nothing beyond.
+            for sample in &mut pcm {
+                *sample = sample.clamp(-1.0, 1.0);
+            }
             pcm
         };
         let voice = Voice::detect(&pcm, go_on)?;

@@ -52,7 +52,8 @@ class TranscribeParameters(TypedDict, total=False):
     max_tokens: int | None
     ignore_eos: bool | None
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] | None
-    """Default: `verbose_json`; only that has segments and words. `srt` and `vtt` come in `Transcript.text`."""
+    """Default: `verbose_json`, `json` in a stream; only the first has segments and words in its `Transcript`. `srt` and
+    `vtt` come in `Transcript.text`."""
     timestamp_granularities: Sequence[Literal["segment", "word"]] | None
     chunking_strategy: Literal["auto"] | Mapping[str, Any] | None
 

@@ -73,7 +73,8 @@ def generate(
 def transcribe(
     pcm: Audio, rate: int, translate: bool, stream: bool, parameters: Mapping[str, Any]
 ) -> Request[TranscriptChunk, Transcript]:
-    body: dict[str, Any] = {"response_format": "verbose_json", **parameters}
+    # A stream's pieces have their segments anyway, and a stream takes no other format.
+    body: dict[str, Any] = {"response_format": "json" if stream else "verbose_json", **parameters}
     if stream:
         body["stream"] = True
     return Request(

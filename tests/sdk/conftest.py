@@ -74,7 +74,7 @@ class Rendezvous(Running):
             env["DENIZEN_STUB"] = json.dumps(stub)
         super().__init__(command, model=next(iter(models)), env=env)
 
-    def client(self, **options: Any) -> Client:
+    def connect(self, **options: Any) -> Client:
         return Client(path=self.socket, **options)
 
 

@@ -88,7 +88,7 @@ def running(server: Rendezvous) -> float:
 
 
 def test_leaving_a_stream_frees_its_row(slow: Rendezvous) -> None:
-    with slow.client() as client:
+    with slow.connect() as client:
         streams = [client.generate("abc", stream=True, **LONG) for _ in range(4)]
         for stream in streams:
             next(stream)
@@ -107,7 +107,7 @@ def test_leaving_a_stream_frees_its_row(slow: Rendezvous) -> None:
 
 
 def test_closing_a_client_frees_its_rows(slow: Rendezvous) -> None:
-    client = slow.client()
+    client = slow.connect()
     stream = client.generate("abc", stream=True, **LONG)
     next(stream)
     client.close()
@@ -121,7 +121,7 @@ def test_closing_a_client_frees_its_rows(slow: Rendezvous) -> None:
 @pytest.mark.parametrize("role", ["idle", "streams", "unread", "uploads"])
 def test_killed_clients_leave_nothing(slow: Rendezvous, peer: Any, role: str) -> None:
     before = arena_objects()
-    with slow.client() as healthy:
+    with slow.connect() as healthy:
         beside = healthy.generate("abc", stream=True, **LONG)
         for _ in range(KILLS):
             peer(slow, role).ready().kill()
@@ -166,7 +166,7 @@ def test_forks_of_a_client_harm_it_not(slow: Rendezvous, peer: Any) -> None:
 @pytest.mark.timeout(600)
 def test_a_stopped_client_holds_up_nobody(serve: Serve, peer: Any) -> None:
     server = serve(step_ms=1)
-    with server.client() as healthy:
+    with server.connect() as healthy:
         stopped = peer(server, "streams").ready()
         stopped.process.send_signal(signal.SIGSTOP)
         for _ in range(20):
@@ -183,7 +183,7 @@ def test_a_stopped_client_holds_up_nobody(serve: Serve, peer: Any) -> None:
 
 def test_fifty_clients(fast: Rendezvous) -> None:
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(50) as pool:
-        clients = [stack.enter_context(fast.client()) for _ in range(50)]
+        clients = [stack.enter_context(fast.connect()) for _ in range(50)]
         assert fast.metrics()["denizen_shm_clients"] == 50
         start = threading.Barrier(50)
 
@@ -202,18 +202,18 @@ def test_fifty_clients(fast: Rendezvous) -> None:
 
 def test_one_client_too_many_is_told_so(serve: Serve) -> None:
     server = serve("--shm-clients", "2")
-    with server.client() as first, server.client():
+    with server.connect() as first, server.connect():
         with pytest.raises(ConnectError, match="clients"):
-            server.client()
+            server.connect()
         assert first.generate("abc", max_tokens=3, temperature=0).text == "abc"
     eventually(lambda: server.metrics()["denizen_shm_clients"] == 0, "both have gone")
-    with server.client() as third:
+    with server.connect() as third:
         assert third.generate("abc", max_tokens=3, temperature=0).text == "abc"
 
 
 def test_a_full_server_is_busy(serve: Serve) -> None:
     server = serve("--max-in-flight", "3", step_ms=20)
-    with server.client() as client:
+    with server.connect() as client:
         streams = [client.generate("abc", stream=True, **LONG) for _ in range(3)]
         for stream in streams:
             next(stream)
@@ -235,7 +235,7 @@ def test_a_full_server_is_busy(serve: Serve) -> None:
 def test_death_of_the_server_ends_all_calls(serve: Serve, peer: Any) -> None:
     server = serve(step_ms=20)
     each = peer(server, "ends").ready()
-    client = server.client()
+    client = server.connect()
     stream = client.generate("abc", stream=True, **LONG)
     next(stream)
     os.kill(server.pid, signal.SIGKILL)
@@ -246,12 +246,12 @@ def test_death_of_the_server_ends_all_calls(serve: Serve, peer: Any) -> None:
     client.close()
     assert each.finish().split() == ["ServerGone"] * 3
     with pytest.raises(ConnectError, match="no server listens"):
-        server.client()
+        server.connect()
 
 
 def test_a_server_that_stops_lets_calls_finish(serve: Serve) -> None:
     server = serve(step_ms=5)
-    with server.client() as client:
+    with server.connect() as client:
         stream = client.generate("abc", stream=True, max_tokens=100, temperature=0, ignore_eos=True)
         next(stream)
         os.kill(server.pid, signal.SIGTERM)
@@ -273,7 +273,7 @@ def test_a_server_that_stops_lets_calls_finish(serve: Serve) -> None:
 def test_a_worker_that_dies_fails_its_calls_only(serve: Serve, tmp_path: Path) -> None:
     fault = {"kind": "kill", "after_tokens": 5, "times": 1, "counter": str(tmp_path / "count")}
     server = serve(fault=fault)
-    with server.client() as client:
+    with server.connect() as client:
         with pytest.raises(RequestError) as raised:
             client.generate("abc", max_tokens=50, temperature=0, ignore_eos=True)
         assert raised.value.status in (500, 503)

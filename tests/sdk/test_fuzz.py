@@ -48,7 +48,7 @@ def healthy(server: Rendezvous) -> Iterator[None]:
     def use() -> None:
         nonlocal turns
         try:
-            with server.client() as client:
+            with server.connect() as client:
                 while not stop.is_set():
                     answer = client.generate("abcd", max_tokens=8, temperature=0, stream=True).result()
                     if answer.text != "abcdabcd":
@@ -177,7 +177,7 @@ def test_garbage_at_the_door_harms_nobody(fast: Rendezvous, seed: int) -> None:
 def test_the_second_use_of_an_open_id_ends_the_client(slow: Rendezvous) -> None:
     """Only that one: the ids of another client are its own."""
     body = {"endpoint": "completions", "body": {"model": "text", "prompt": "abc", "max_tokens": 3000, "stream": True}}
-    with slow.client() as client:
+    with slow.connect() as client:
         beside = client.generate("abc", stream=True, max_tokens=3000, ignore_eos=True)  # its request is number 1, too
         next(beside)
         arena = open_arena(slow.socket, False, 30)

@@ -36,7 +36,7 @@ COMMON = {"temperature": 0, "seed": 1, "model": "text"}
 
 @pytest.fixture
 def client(fast: Rendezvous) -> Iterator[Client]:
-    with fast.client() as client:
+    with fast.connect() as client:
         yield client
 
 
@@ -49,7 +49,7 @@ def as_read(answer: Any) -> list[tuple[Any, ...]]:
     return [(choice.index, choice.text, choice.reasoning, choice.finish_reason) for choice in answer.choices]
 
 
-@pytest.mark.parametrize("question", TEXTS, ids=str)
+@pytest.mark.parametrize("question", TEXTS, ids=lambda question: str(question)[:60])
 def test_answers_are_the_same(fast: Rendezvous, client: Client, question: dict[str, Any]) -> None:
     response = over_http(fast, question)
     assert response.status_code == 200, response.text
@@ -133,7 +133,8 @@ def test_refusals_are_the_same(fast: Rendezvous, client: Client, question: dict[
 
 
 def test_arrays_of_ids_are_prompts(client: Client) -> None:
-    for ids in (np.array([104, 105], np.int64), np.array([[104, 105]], np.int32), [np.int64(104), 105]):
+    h, i = client.tokenize("hi").ids
+    for ids in (np.array([h, i], np.int64), np.array([[h, i]], np.int32), [np.int64(h), i]):
         assert client.generate(ids, max_tokens=2, temperature=0).text == "hi"
     with pytest.raises(BadRequest, match="prompt"):
         client.generate(np.array([104, 300], np.uint32))
@@ -256,9 +257,9 @@ def test_translations_and_streams_are_the_same(fast: Rendezvous, client: Client)
     pieces = list(stream)
     assert "".join(piece.text for piece in pieces) == "".join(deltas)
     assert stream.result().text == "".join(deltas)
-    spans = [segment for piece in pieces for segment in piece.segments]
-    assert len(spans) == len(deltas)
-    assert stream.result().segments == tuple(spans)
+    spans = tuple(segment for piece in pieces for segment in piece.segments)
+    assert len(spans) >= len(deltas)
+    assert spans == client.transcribe(samples, 16_000).segments
 
 
 def events_of(server: Rendezvous, file: bytes) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rendezvous]:
 def test_a_model_writes_the_same(server: Rendezvous, sampling: dict[str, float]) -> None:
     body = {"prompt": [5, 6, 7, 8, 9], "max_tokens": 24, "ignore_eos": True, **sampling}
     expected = server.post("/v1/completions", body)["choices"][0]["text"]
-    with server.client() as client:
+    with server.connect() as client:
         whole = client.generate(**body)  # type: ignore[call-overload]
         stream = client.generate(**body, stream=True)  # type: ignore[call-overload]
         tokens = [token for chunk in stream for token in chunk.tokens]
@@ -45,7 +45,7 @@ def test_whisper_hears_the_same(server: Rendezvous) -> None:
     response = server.http.post(
         "/v1/audio/transcriptions", files={"file": ("a.wav", clip.file.read_bytes())}, data={"model": "ears"}
     )
-    with server.client(audio=True) as client:
+    with server.connect(audio=True) as client:
         transcript = client.transcribe(clip.pcm, 16_000, timestamp_granularities=["word", "segment"])
     assert transcript.text == response.json()["text"]
     assert transcript.words

@@ -85,7 +85,7 @@ def test_memory_stays_flat(serve: Serve) -> None:
             wrong.append(error)
 
     def traffic(count: int, seed: int) -> None:
-        with server.client() as client:
+        with server.connect() as client:
             shares = [(client, count // THREADS, seed * THREADS + number) for number in range(THREADS)]
             threads = [threading.Thread(target=use, args=share) for share in shares]
             for thread in threads:

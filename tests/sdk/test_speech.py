@@ -28,7 +28,7 @@ def over_http(server: Rendezvous, text: str, **body: object) -> np.ndarray:
 )
 def test_samples_are_the_same(talking: Rendezvous, arguments: dict[str, object]) -> None:
     expected = over_http(talking, TEXT, **arguments)
-    with talking.client() as client:
+    with talking.connect() as client:
         speech = client.speak(TEXT, **arguments)  # type: ignore[arg-type]
         assert speech.sample_rate == 24_000
         samples = np.concatenate(list(speech))
@@ -38,14 +38,14 @@ def test_samples_are_the_same(talking: Rendezvous, arguments: dict[str, object])
 
 
 def test_it_comes_in_pieces(talking: Rendezvous) -> None:
-    with talking.client(audio=True) as client:
+    with talking.connect(audio=True) as client:
         pieces = list(client.speak("x" * 1000, voice="low"))
         assert len(pieces) > 1
         assert sum(piece.size for piece in pieces) == 1000 * 1920
 
 
 def test_leaving_it_frees_its_row(talking: Rendezvous) -> None:
-    with talking.client() as client:
+    with talking.connect() as client:
         for samples in client.speak("x" * 2000, voice="low"):
             assert samples.size
             break
@@ -59,7 +59,7 @@ def test_refusals_are_the_same(talking: Rendezvous, arguments: dict[str, object]
     body = {"model": "voice", "input": TEXT, **arguments}
     response = talking.http.post("/v1/audio/speech", json=body)
     error = response.json()["error"]
-    with talking.client() as client, pytest.raises(BadRequest) as raised:
+    with talking.connect() as client, pytest.raises(BadRequest) as raised:
         list(client.speak(TEXT, **arguments))  # type: ignore[arg-type]
     found = raised.value
     assert (found.status, found.param, found.code, found.message) == (
@@ -71,7 +71,7 @@ def test_refusals_are_the_same(talking: Rendezvous, arguments: dict[str, object]
 
 
 def test_models_tell_voices(talking: Rendezvous) -> None:
-    with talking.client() as client:
+    with talking.connect() as client:
         (voice,) = [model for model in client.models() if model.kind == "tts"]
         assert (voice.sample_rate, set(voice.voices)) == (24_000, {"low", "high"})
 
