@@ -52,15 +52,12 @@ impl Recording {
     /// Takes samples as they are: mono, finite, at `rate` hertz. What exceeds ±1 is clipped, as in a file. Blocks like
     /// [`Recording::open`].
     pub fn of_samples(
-        mut samples: Vec<f32>,
+        samples: Vec<f32>,
         rate: u32,
         mut go_on: impl FnMut() -> bool,
     ) -> Option<Self> {
         let duration_s = samples.len() as f64 / f64::from(rate);
-        for sample in &mut samples {
-            *sample = sample.clamp(-1.0, 1.0);
-        }
-        let pcm = if rate == SAMPLE_RATE {
+        let mut pcm = if rate == SAMPLE_RATE {
             samples
         } else {
             let mut resampler = Resampler::new(rate);
@@ -73,12 +70,12 @@ impl Recording {
                 resampler.push(second, &mut pcm);
             }
             resampler.finish(&mut pcm);
-            // The filter overshoots, and the detector of speech takes nothing beyond.
-            for sample in &mut pcm {
-                *sample = sample.clamp(-1.0, 1.0);
-            }
             pcm
         };
+        // Behind the resampler, whose filter overshoots.
+        for sample in &mut pcm {
+            *sample = sample.clamp(-1.0, 1.0);
+        }
         let voice = Voice::detect(&pcm, go_on)?;
         Some(Self {
             pcm: Arc::new(pcm),
