@@ -142,11 +142,16 @@ impl Visitor {
         match offered {
             Ok(Ok(host)) => Ok((host, place)),
             Ok(Err((error, connection))) => {
+                let reason = match error {
+                    ArenaError::NoSpace { .. } => "memory",
+                    // Most likely it has gone.
+                    _ => "hello",
+                };
                 let why = error.to_string();
                 connection.refuse(&why);
-                Err(("memory", why))
+                Err((reason, why))
             }
-            Err(error) => Err(("memory", error.to_string())),
+            Err(error) => Err(("hello", error.to_string())),
         }
     }
 

@@ -76,7 +76,8 @@ fn a_number_in_use_and_parts_beyond_the_announced_cut_off() {
     client.send(PART, 1, &json!({}), Some(&[0; 5]));
     assert_eq!(client.until_gone().as_deref(), Some("protocol"));
     let mut client = served.client();
-    client.send(CALL, 1, &waiting, Some(&[0; 11]));
+    let nothing_more = json!({"endpoint": "completions", "body_len": 10, "audio_len": 0});
+    client.send(CALL, 1, &nothing_more, Some(&[0; 11]));
     assert_eq!(client.until_gone().as_deref(), Some("protocol"));
     works(&mut served.client());
 }
