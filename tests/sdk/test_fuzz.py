@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from .conftest import Rendezvous
 
-ROUNDS = int(os.environ.get("DENIZEN_SDK_FUZZ", "150"))
+ROUNDS = int(os.environ.get("DENIZEN_SDK_FUZZ", "300"))
 """Clients that each seed opens and spoils."""
 CALLS: list[dict[str, Any]] = [
     {"endpoint": "completions", "body": {"model": "text", "prompt": "abc", "max_tokens": 4, "stream": True}},

