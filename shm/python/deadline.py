@@ -21,20 +21,17 @@ class Deadline:
         if self._at is None:
             return None
         left = self._at - time.monotonic()
-        if left <= 0:
-            raise self.passed()
-        return left
-
-    def left_ms(self, most: int) -> int:
-        """Milliseconds, rounded up, `most` at most. Raises Timeout when they are over."""
-        left = self.left()
-        return most if left is None else min(most, int(left * 1000) + 1)
-
-    def passed(self) -> Timeout:
-        return Timeout(
+        if left > 0:
+            return left
+        raise Timeout(
             f"no complete answer within {self._timeout:g} s; give the call a larger 'timeout'",
             status=504,
             type="server_error",
             param="timeout",
             code="timeout",
         )
+
+    def left_ms(self, most: int) -> int:
+        """Milliseconds, rounded up, `most` at most. Raises Timeout when they are over."""
+        left = self.left()
+        return most if left is None else min(most, int(left * 1000) + 1)

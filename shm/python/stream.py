@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 R = TypeVar("R")
 
-#: How long one attempt to send waits for room: Ctrl-C is looked at in between.
+#: How long one attempt to send waits for room. In between it is seen whether the call has ended.
 _ATTEMPT_MS = 100
+#: How long one wait for an answer lasts: Ctrl-C in the moment before a wait would only be seen at its end.
+_SLICE_MS = 1000
 
 
 class BlockingMailbox(Mailbox):
@@ -38,14 +41,17 @@ class BlockingMailbox(Mailbox):
             # What is here already is handed out even where the time is over.
             item = self._items.get_nowait()
         except Empty:
-            try:
-                item = self._items.get(timeout=deadline.left())
-            except Empty:
-                raise deadline.passed() from None
+            item = self._wait(deadline)
         if isinstance(item, DenizenError):
             raise item
         self.taken += item.size
         return item
+
+    def _wait(self, deadline: Deadline) -> Item:
+        while True:
+            left = deadline.left_ms(_SLICE_MS)
+            with contextlib.suppress(Empty):
+                return self._items.get(timeout=left / 1000)
 
 
 def begin(connection: Connection, request: Request[C, R], deadline: Deadline, mailbox: Mailbox) -> Call:

@@ -18,6 +18,7 @@ from denizen.bench.processes import tree
 from denizen.shm import BadRequest, Timeout
 
 from tests.e2e.running import arena_objects
+from tests.e2e.waiting import eventually
 
 if TYPE_CHECKING:
     from denizen.shm import Client
@@ -42,7 +43,6 @@ def held(server: Rendezvous) -> dict[str, Any]:
         "threads": threading.active_count(),
         "descriptors": len(os.listdir("/proc/self/fd")),
         "server descriptors": len(os.listdir(f"/proc/{server.pid}/fd")),
-        "objects": arena_objects(),
     }
 
 
@@ -98,10 +98,12 @@ def test_memory_stays_flat(serve: Serve) -> None:
 
     pids = [os.getpid(), *tree(server.pid)]
     traffic(CALLS // 4, 0)
+    objects = arena_objects()
     before, first = held(server), [resident(pid) for pid in pids]
     # Each round with a client of its own: what a connection leaves behind would add up.
     for seed in range(1, 4):
         traffic(CALLS // 4, seed)
     after, last = held(server), [resident(pid) for pid in pids]
     assert after == before
+    eventually(lambda: arena_objects() <= objects, "objects in /dev/shm are gone")
     assert [pid for pid, one, two in zip(pids, first, last, strict=True) if two - one > GROWTH] == [], (first, last)
