@@ -31,7 +31,7 @@ def describe(argv: list[str] | None = None) -> dict[str, Any]:
     """The environment block of a result. Never fails: what cannot be found out is None or left out."""
     return {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": redact(sys.argv if argv is None else argv),
+        "command": redact(["denizen-bench", *sys.argv[1:]] if argv is None else argv),
         "cpu": _cpu_model(),
         "cpus": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),

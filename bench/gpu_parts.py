@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 PARTS = ("floor", "loops", "wave", "bf16-state", "abba", "context", "state-quality")
-#: Requests a user and pass: enough that start and end of a pass weigh little, few enough for a minute.
-REQUESTS_A_USER = {1: 10, 16: 10, 128: 10, 256: 6}
+#: Requests a user and pass: enough that start and end of a pass weigh little, few enough for some 20 s.
+REQUESTS_A_USER = {1: 10, 16: 20, 128: 20, 256: 10}
 _BF16_USERS = (16, 128)
 _ABBA_USERS, _ABBA_REQUESTS = (16, 128), 4
 CONTEXTS = (512, 16_000)

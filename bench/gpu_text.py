@@ -65,7 +65,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--pass-limit", type=positive_float, default=25.0, metavar="S", help="no request starts after it"
     )
     parser.add_argument("--ready-timeout", type=positive_float, default=180.0, metavar="S", help="default: %(default)g")
-    parser.add_argument("--budget", type=positive_float, default=400.0, metavar="S", help="nothing starts after it")
+    parser.add_argument("--budget", type=positive_float, default=500.0, metavar="S", help="nothing starts after it")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=run, json=None)

@@ -66,7 +66,7 @@ _COMPILER = (
     "nvidia-cublas==13.1.*",
 )
 #: Of sources and bundle together: what travels to such machines is limited.
-_LIMIT_MIB = 60
+_LIMIT_MIB = 63
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_24_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 _ENV = """\
@@ -78,7 +78,9 @@ if [ ! -d "$denizen_site/flashinfer" ]; then
     --target "$denizen_site" "$denizen_bundle"/wheels/*.whl
   if [ -d "$denizen_bundle/aot" ]; then cp -r "$denizen_bundle/aot" "$denizen_site/flashinfer/data/"; fi
 fi
-cp -f "$denizen_bundle/_native.abi3.so" python/denizen/
+# A running worker may have the old file mapped: overwriting it would take the ground from under it.
+cmp -s "$denizen_bundle/_native.abi3.so" python/denizen/_native.abi3.so ||
+  cp --remove-destination "$denizen_bundle/_native.abi3.so" python/denizen/
 chmod +x "$denizen_bundle/bin/denizen"
 export DENIZEN_BIN=$denizen_bundle/bin/denizen
 export PYTHONPATH=$PWD/python:$denizen_site${PYTHONPATH:+:$PYTHONPATH}
@@ -123,10 +125,10 @@ def main() -> int:
     parser.add_argument(
         "--modules",
         nargs="*",
-        default=["tc:256", "cc:64"],
+        default=["tc:256", "tc:64", "cc:64"],
         metavar="KIND:DIM",
         help="modules to compile: tc = tensor cores (prefill and decode), cc = CUDA cores (decode), and a head "
-        "dimension (default: tc:256 for Qwen3.5, cc:64 for Whisper); none = wheels only",
+        "dimension (default: tc:256 for Qwen3.5, tc:64 and cc:64 for Whisper); none = wheels only",
     )
     options = parser.parse_args()
     for module in options.modules:

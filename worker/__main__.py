@@ -92,8 +92,8 @@ def serve(channel: Channel, config_json: str, watch: TerminationWatch, abi: str 
     from denizen.worker.load import load_models
     from denizen.worker.phases import PhaseTimers
 
-    models = load_models(config, channel)
     folder = env.phases_folder()
+    models = load_models(config, channel)
     timers = None
     if folder is not None:
         file = folder / f"phases-{os.getpid()}.jsonl"

@@ -183,9 +183,12 @@ class Engine:
             self._finish("prefill")
 
     def _prepare(self) -> None:
-        """Plans the next decode steps for the rows as they are, while the device works."""
+        """Plans the next decode steps for the rows as they are, while the device works.
+
+        Not beside a prefill step, whose rows are likely to join: the plan would be dropped.
+        """
         for lanes in self._lanes.values():
-            if lanes.prepared is None:
+            if lanes.prepared is None and not lanes.under_way["prefill"]:
                 lanes.prepared = lanes.served.scheduler.preplan_decode()
 
     def _receive(self) -> None:

@@ -52,8 +52,6 @@ PREFILL_BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 PREFILL_ROWS = 16
 #: Token counts beside the most, of a model that hears: its audio costs what its rows cost, its prompts next to nothing.
 SPEECH_BUCKETS = (64, 256)
-#: Iterations for which short prompts wait for each other where many rows run (``scheduler.py``): some 20 ms.
-GATHER_STEPS = 8
 
 #: Priorities of the two walks' kernels, lower = sooner. A graph's nodes keep that of the stream they were captured in.
 DECODE_PRIORITY, PREFILL_PRIORITY = -1, 0

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 _CONFIG = "config.json"
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_PATTERNS = ["*.json", "*.jinja", "model*.safetensors"]
+#: What goes with the weights.
+_PATTERNS = ["*.json", "*.jinja"]
 #: Room to leave on the disk, in bytes.
 _MARGIN = 64 << 20
 
@@ -45,7 +46,7 @@ def fetch_hub(repository: str, revision: str | None, report: Report) -> Path:
     report.status(f"Looking up {repository} on the hub")
     try:
         with translated(repository, revision):
-            files = _list(repository, revision)
+            files = _list(repository, revision, report)
             return _download(repository, revision, files, report)
     except FetchError as error:
         if error.code != "network":
@@ -65,12 +66,11 @@ class _Files:
         self.sizes = sizes
 
 
-def _list(repository: str, revision: str | None) -> _Files:
-    """Files of the top folder that a checkpoint needs."""
+def _list(repository: str, revision: str | None, report: Report) -> _Files:
+    """Files of the top folder that a checkpoint needs; of its weights those that are loaded, in one precision."""
     info = HfApi().model_info(repository, revision=revision, files_metadata=True)
     names = {entry.rfilename: entry.size or 0 for entry in info.siblings or [] if "/" not in entry.rfilename}
-    sizes = {name: size for name, size in names.items() if any(Path(name).match(pattern) for pattern in _PATTERNS)}
-    if _CONFIG not in sizes or not {_SINGLE, _INDEX} & set(sizes):
+    if _CONFIG not in names or not {_SINGLE, _INDEX} & set(names):
         raise FetchError(
             f"'{repository}' on the hub has no {_CONFIG} with {_SINGLE} or {_INDEX}; choose a repository that holds "
             "the model in safetensors",
@@ -78,7 +78,26 @@ def _list(repository: str, revision: str | None) -> _Files:
         )
     if info.sha is None:
         raise FetchError(f"the hub named no commit for '{repository}'; try again", "network")
-    return _Files(info.sha, sizes)
+    weights = {_SINGLE}
+    if _INDEX in names:
+        bar = _bar(_INDEX, names[_INDEX], report)
+        weights = _shards(Path(hf_hub_download(repository, _INDEX, revision=info.sha, tqdm_class=bar)))
+    if missing := weights - set(names):
+        raise FetchError(
+            f"'{repository}' on the hub has no {min(missing)}, which its {_INDEX} names; choose another revision",
+            "not_found",
+        )
+    wanted = weights | {name for name in names if any(Path(name).match(pattern) for pattern in _PATTERNS)}
+    return _Files(info.sha, {name: names[name] for name in wanted})
+
+
+def _shards(index: Path) -> set[str]:
+    """Files that an index of weights names."""
+    try:
+        files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        return {str(Path(file)) for file in files}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise FetchError(f"{index} is no index of weights; fetch it again", "not_found") from None
 
 
 def _download(repository: str, revision: str | None, files: _Files, report: Report) -> Path:
@@ -146,8 +165,7 @@ def _cached(repository: str, revision: str | None) -> Path | None:
     if not (folder / _CONFIG).is_file():
         return None
     if (folder / _INDEX).is_file():
-        shards = set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-        return folder if all((folder / shard).is_file() for shard in shards) else None
+        return folder if all((folder / shard).is_file() for shard in _shards(folder / _INDEX)) else None
     return folder if (folder / _SINGLE).is_file() else None
 
 

@@ -7,12 +7,15 @@ A stopwatch divides a thread's time without gaps: each lap gives the time since 
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+_log = logging.getLogger(__name__)
 
 PHASES = ("plan_kv", "plan_attention", "plan_sampler", "plan_rest", "device_work", "device_wait", "iteration")
 WALKS = ("prefill", "decode")
@@ -114,10 +117,13 @@ class PhaseTimers(Stopwatch):
     def _write(self) -> None:
         if not self._steps:
             return
-        with self._file.open("a", encoding="utf-8") as file:
-            for (walk, bucket), rows in self._steps.items():
-                line = {**self._labels, "walk": walk, "bucket": bucket, "phases": PHASES, "us": rows}
-                file.write(json.dumps(line) + "\n")
+        try:
+            with self._file.open("a", encoding="utf-8") as file:
+                for (walk, bucket), rows in self._steps.items():
+                    line = {**self._labels, "walk": walk, "bucket": bucket, "phases": PHASES, "us": rows}
+                    file.write(json.dumps(line) + "\n")
+        except OSError as error:  # a full disk, a folder taken away: requests go on
+            _log.warning("phase timers are lost: %s: %s", self._file, error.strerror)
         self._steps.clear()
         self._kept = 0
 

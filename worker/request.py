@@ -12,6 +12,7 @@ from denizen.worker.protocol import AsrResult, Done
 if TYPE_CHECKING:
     from denizen.worker.models.base import Speech
     from denizen.worker.protocol import PromptLogprob
+    from denizen.worker.resident.mirror import Mirror
     from denizen.worker.sampling.params import SamplingParams
 
 
@@ -23,11 +24,16 @@ class Phase(Enum):
 
 @dataclass
 class Holdings:
-    """What a running request holds. ``pages`` by KV pool key, ``state`` by state pool key."""
+    """What a running request holds. ``state`` by state pool key; its pages are in the mirror, which they grow in."""
 
     row: int
-    pages: dict[str, list[int]]
+    mirror: Mirror
     state: dict[str, int]
+
+    @property
+    def pages(self) -> dict[str, list[int]]:
+        """By KV pool key, as they are now."""
+        return {key: self.mirror.pages_of(self.row, key) for key in self.mirror.pages}
 
 
 @dataclass(eq=False)

@@ -9,10 +9,12 @@ request that could not fit alone is refused at the door.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
+from denizen.worker.admission import Admission
 from denizen.worker.errors import RequestError
 from denizen.worker.request import Holdings, Phase, Request
 from denizen.worker.resident.ledger import Ledger
@@ -40,19 +42,14 @@ class Scheduler:
         context: int,
         prefill_chunk: int,
         prefill_rows: Sequence[int] = (),
-        gather_steps: int = 0,
+        admission: Admission | None = None,
         whole: bool = False,
     ) -> None:
         """``prefill_chunk``: most tokens of a prefill step; ``prefill_rows``: its sizes in requests, rising, the last
         being the most (none = any number).
 
-        ``gather_steps``: iterations for which short prompts may wait for others to share their prefill step.
         ``whole``: prompts are not split, and a step has just as many requests as one of its sizes, since a row that
         pads it costs as much as a live one. ``prefill_chunk`` holds every prompt.
-
-        A prefill step costs a fixed part however few tokens it has, and an empty row costs its share of every decode
-        step. Where many rows run, short prompts that arrive therefore wait for each other: until there is one for
-        every ``gather_rows`` running rows, or their tokens make a step of ``gather_tokens``.
         """
         self.rows = rows
         self.kv = kv
@@ -65,12 +62,10 @@ class Scheduler:
         self.whole = whole
         self.waiting: deque[Request] = deque()  #: by arrival
         self.running: list[Request] = []  #: by arrival
-        self.gather_steps = gather_steps
-        self.gather_rows = 32
-        self.gather_tokens = 512
+        self.admission = admission or Admission()
         self._gathered = 0  #: iterations for which the first waiting request has been kept back
         self.preemptions = 0
-        self.ledger = Ledger(rows.slots)
+        self.ledger = Ledger(rows.slots, mirror)
         self._group: Group | None = None  #: every row that decodes; None: to be formed again
         self._unfinished = 0  #: running requests whose prompts are not computed to the end
         self._arrivals = 0
@@ -144,7 +139,11 @@ class Scheduler:
                 return plan
             if self._leaving:  # pages come back when the queued steps complete; meanwhile run the rows that can
                 fitting = self._fitting(group)
-                return self.planner.prepare_decode(self.planner.group(self.ledger, fitting)) if len(fitting) else None
+                return (
+                    self.planner.prepare_decode(self.planner.group(self.ledger, fitting, whole=False))
+                    if len(fitting)
+                    else None
+                )
             self._preempt(self.running[-1])
             group = self._decoding()
         return None
@@ -183,11 +182,12 @@ class Scheduler:
 
     def _gathers(self) -> bool:
         """Whether the waiting prompts shall wait for others, one more iteration."""
-        if not self.waiting or self._gathered >= self.gather_steps:
+        policy = self.admission
+        if not self.waiting or self._gathered >= policy.gather_steps:
             self._gathered = 0
             return False
-        enough = len(self.running) // self.gather_rows
-        if len(self.waiting) >= enough or sum(request.length for request in self.waiting) >= self.gather_tokens:
+        enough = len(self.running) // policy.gather_rows
+        if len(self.waiting) >= enough or sum(request.length for request in self.waiting) >= policy.gather_tokens:
             self._gathered = 0
             return False
         self._gathered += 1
@@ -204,18 +204,17 @@ class Scheduler:
                 self._unfinished -= request.computed == request.prefill
             self._find_ends(plan)
             return
-        if group.turn >= group.turns:
-            self._find_ends(plan)
-        if group is not self._group:  # some rows of it alone
+        ended = self.ledger.ended() if group.whole else self.ledger.ended_of(group.rows)
+        if ended:  # known before the token is: they decode no more
+            plan.ends = [bisect_left(group.rows, row) for row in ended]
+            self._leave(ended)
+        if not group.whole:
             self._group = None
 
     def _find_ends(self, plan: StepPlan) -> None:
-        """Whose last token the committed step gives: known before the token is. They decode no more."""
-        sampled = plan.advance.sampled
-        last = plan.positions + 1 >= self.ledger.limit[sampled]
+        """Whose last token the committed prefill step gives: they never decode."""
+        last = plan.positions + 1 >= self.ledger.limit[plan.advance.sampled]
         plan.ends = last.nonzero()[0].tolist()
-        if plan.ends and plan.group is not None:
-            self._set_decodes(sampled[plan.ends], False)
 
     def complete(self, plan: StepPlan) -> None:
         """The step has completed on the device: prompts at their end decode, and what only waited for it is freed."""
@@ -224,12 +223,12 @@ class Scheduler:
             ends = {plan.sampling[index] for index in plan.ends}
             ready = [r.row for r in plan.sampling if r.phase is Phase.RUNNING and r not in ends]
             if ready:
-                self._set_decodes(ready, True)
+                self._join(ready)
         self._free_leaving()
 
     def _free_leaving(self) -> None:
         for request, held in list(self._leaving.items()):
-            if not self.ledger.in_flight[held.row]:
+            if not self.ledger.holds(held.row):
                 del self._leaving[request]
                 self._free(held)
 
@@ -245,8 +244,12 @@ class Scheduler:
         self.ledger.let_go(row)
         self._free_leaving()
 
-    def _set_decodes(self, rows: np.ndarray | list[int], decodes: bool) -> None:
-        self.ledger.decodes[rows] = decodes
+    def _join(self, rows: list[int]) -> None:
+        self.ledger.join(rows)
+        self._group = None
+
+    def _leave(self, rows: list[int]) -> None:
+        self.ledger.leave(rows)
         self._group = None
 
     def end(self, request: Request) -> None:
@@ -283,10 +286,10 @@ class Scheduler:
             slot = slots.take()
             assert slot is not None
             state[key] = slot
-        begins = {key: (pool.context, len(pages[key])) for key, pool in self.kv.items()}
+        begins = {key: (pool.context, pages[key]) for key, pool in self.kv.items()}
         self.mirror.open_row(row, begins, len(request.outputs))
         self.ledger.open(row, request)
-        request.begin(Holdings(row, pages, state))
+        request.begin(Holdings(row, self.mirror, state))
         self._unfinished += 1
         self._insert(request)
         return True
@@ -324,18 +327,18 @@ class Scheduler:
         held, request.held = request.held, None
         assert held is not None
         if self.ledger.decodes[held.row]:
-            self._set_decodes([held.row], False)
+            self._leave([held.row])
         self._unfinished -= request.computed < request.prefill
-        if self.ledger.in_flight[held.row]:
+        if self.ledger.holds(held.row):
             self._leaving[request] = held
         else:
             self._free(held)
 
     def _free(self, held: Holdings) -> None:
+        for key, pages in held.pages.items():
+            self.kv[key].give(pages)
         self.mirror.clear_row(held.row)
         self.ledger.close(held.row)
         self.rows.give(held.row)
-        for key, pages in held.pages.items():
-            self.kv[key].give(pages)
         for key, slot in held.state.items():
             self.state[key].give(slot)

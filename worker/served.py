@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from denizen.worker.admission import ON_GPU, Admission
 from denizen.worker.attention import flashinfer_attention, paged_attention
 from denizen.worker.capacity import Capacity
 from denizen.worker.errors import RequestError
-from denizen.worker.graphs import GATHER_STEPS, GraphRunner, decode_buckets, prefill_rows, prefill_tokens
+from denizen.worker.graphs import GraphRunner, decode_buckets, prefill_rows, prefill_tokens
 from denizen.worker.models.base import hears
 from denizen.worker.models.streams import check_streams
 from denizen.worker.pools.kv import KvPool
@@ -107,7 +108,7 @@ class ServedModel:
         kv = {spec.key: KvPool(spec.key, sizes[spec.key], size, spec.context) for spec in model.kv_pools}
         state = {spec.key: SlotPool(spec.key, rows) for spec in model.state_pools}
         layout = TableLayout(rows, {key: pool.pages_for(context) for key, pool in kv.items()}, list(state))
-        mirror = Mirror(rows, dict.fromkeys(kv, size))
+        mirror = Mirror(rows, dict.fromkeys(kv, size), layout.max_pages, model.walks["decode"].grows)
         if buckets is None:
             buckets = decode_buckets(max_rows) if device.type == "cuda" else range(1, rows)
         planner = Planner(
@@ -127,9 +128,10 @@ class ServedModel:
         # Prompts that come with audio are never split, so a step must hold the longest.
         chunk = max(limits.prefill_chunk, context) if hears(model) else limits.prefill_chunk
         at_once: Sequence[int] = (_CPU_WINDOWS,) if hears(model) else (max_rows,)
-        gather_steps = 0
+        policy = Admission()
         if device.type == "cuda":
-            at_once, gather_steps = prefill_rows(model, max_rows), GATHER_STEPS
+            at_once = prefill_rows(model, max_rows)
+            policy = ON_GPU
             runner = GraphRunner(
                 model,
                 tables,
@@ -160,7 +162,7 @@ class ServedModel:
             context,
             chunk,
             at_once,
-            gather_steps,
+            policy,
             whole=hears(model),
         )
         return cls(name, model, scheduler, runner, context, pages * size, fingerprint)

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::audio::{AudioError, Decoder, Limits, Resampler, Voice, SAMPLE_RATE};
+use crate::audio::{AudioError, Decoder, Limits, Resampler, Share, Voice, SAMPLE_RATE};
 use crate::model::ModelEntry;
 use crate::route::{
     AbortOnDrop, AsrWindow, Backend, Event, Failure, FinishReason, Generate, Pcm, Sampling,
@@ -22,14 +22,16 @@ pub struct Recording {
     pub voice: Voice,
     /// Seconds of the original.
     pub duration_s: f64,
+    _share: Share,
 }
 
 impl Recording {
     /// Decodes a file and finds the speech in it. Blocks, for seconds if the file is long; `None` soon after `go_on` has
-    /// said no.
+    /// said no. What it takes is counted in `share` as it grows.
     pub fn open(
         bytes: &[u8],
         limits: &Limits,
+        mut share: Share,
         mut go_on: impl FnMut() -> bool,
     ) -> Result<Option<Self>, AudioError> {
         let mut decoder = Decoder::open(bytes, limits)?;
@@ -37,25 +39,29 @@ impl Recording {
             if !go_on() {
                 return Ok(None);
             }
+            share.set(decoder.bytes())?;
         }
         let audio = decoder.finish()?;
+        share.set(audio.pcm.capacity() * size_of::<f32>())?;
         let voice = Voice::detect(&audio.pcm, go_on);
         Ok(voice.map(|voice| Self {
             pcm: Arc::new(audio.pcm),
             voice,
             duration_s: audio.duration_s,
+            _share: share,
         }))
     }
 }
 
 impl Recording {
     /// Takes samples as they are: mono, finite, at `rate` hertz. What exceeds ±1 is clipped, as in a file. Blocks like
-    /// [`Recording::open`].
+    /// [`Recording::open`]. `share` has the samples' memory already.
     pub fn of_samples(
         samples: Vec<f32>,
         rate: u32,
+        mut share: Share,
         mut go_on: impl FnMut() -> bool,
-    ) -> Option<Self> {
+    ) -> Result<Option<Self>, AudioError> {
         let duration_s = samples.len() as f64 / f64::from(rate);
         let mut pcm = if rate == SAMPLE_RATE {
             samples
@@ -65,23 +71,26 @@ impl Recording {
             // A second a step, so that it can be given up.
             for second in samples.chunks(rate as usize) {
                 if !go_on() {
-                    return None;
+                    return Ok(None);
                 }
                 resampler.push(second, &mut pcm);
+                share.set((samples.capacity() + pcm.capacity()) * size_of::<f32>())?;
             }
             resampler.finish(&mut pcm);
             pcm
         };
+        share.set(pcm.capacity() * size_of::<f32>())?;
         // Behind the resampler, whose filter overshoots.
         for sample in &mut pcm {
             *sample = sample.clamp(-1.0, 1.0);
         }
-        let voice = Voice::detect(&pcm, go_on)?;
-        Some(Self {
+        let voice = Voice::detect(&pcm, go_on);
+        Ok(voice.map(|voice| Self {
             pcm: Arc::new(pcm),
             voice,
             duration_s,
-        })
+            _share: share,
+        }))
     }
 }
 
@@ -136,7 +145,7 @@ impl Windows {
                 frequency_penalty: 0.0,
                 seed: attempt.seed,
                 logit_bias: Vec::new(),
-                logprobs: None,
+                logprobs: attempt.logprobs.then_some(0),
             },
             prompt_logprobs: None,
             asr: Some(AsrWindow {
@@ -169,7 +178,10 @@ impl Listener for Windows {
         let mut heard = Heard::default();
         loop {
             match generation.next().await {
-                Some(Event::Token { id, .. }) => heard.tokens.push(id),
+                Some(Event::Token { id, logprob }) => {
+                    heard.tokens.push(id);
+                    heard.logprobs.extend(logprob.map(|known| known.logprob));
+                }
                 Some(Event::Done {
                     reason: FinishReason::Stop | FinishReason::Length,
                     asr: Some(asr),

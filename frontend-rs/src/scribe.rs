@@ -9,7 +9,7 @@ use clap::Parser;
 use futures_util::{stream, StreamExt};
 use tokio::sync::mpsc;
 
-use crate::audio::{language, Limits, Transcript};
+use crate::audio::{language, Budget, Limits, Transcript};
 use crate::cli::{Cli, Command, ServeArgs, TranscribeArgs};
 use crate::gpu;
 use crate::launch::{self, Ground, Started};
@@ -172,6 +172,7 @@ fn settings(
         max_tokens: model.context / 2,
         ignore_eos: false,
         words: args.word_timestamps,
+        logprobs: false,
         mode: if args.parallel {
             Mode::Parallel(Pauses::default())
         } else {
@@ -270,6 +271,7 @@ struct Scribe<'a> {
 impl Scribe<'_> {
     async fn file(&self, file: &Path) -> Result<Transcript, String> {
         let path = file.to_owned();
+        let share = Budget::new(usize::MAX).share();
         let open = move || {
             let bytes = std::fs::read(&path).map_err(|error| error.to_string())?;
             // The user's own file may be as large and as long as it likes.
@@ -278,8 +280,8 @@ impl Scribe<'_> {
                 max_seconds: f64::INFINITY,
                 ..Limits::default()
             };
-            let recording =
-                Recording::open(&bytes, &limits, || true).map_err(|error| error.to_string())?;
+            let recording = Recording::open(&bytes, &limits, share, || true)
+                .map_err(|error| error.to_string())?;
             recording.ok_or_else(|| "decoding was given up".to_owned())
         };
         let recording = tokio::task::spawn_blocking(open)

@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use crate::cli::ServeArgs;
 use crate::clients::{Clients, Place, DEFAULT_NAME};
 use crate::http::{self, App, HttpConfig};
-use crate::launch::{self, Ground, Started};
+use crate::launch::{self, Ground, Prepared, Started};
 use crate::model::ModelEntry;
 use crate::progress::{Progress, Terminal};
 use crate::route::{Failure, Router};
@@ -39,15 +39,28 @@ pub async fn run(args: ServeArgs) -> Result<(), String> {
     let clients = place.map(|place| Clients::start(app, place, args.shm_clients as usize));
 
     let prepared = tokio::select! {
-        prepared = ground.prepare(&args) => prepared?,
-        () = signals.next() => return Ok(()),
+        prepared = ground.prepare(&args) => prepared.map(Some),
+        () = signals.next() => Ok(None),
     };
-    let models = prepared.models.clone();
+    let started = prepared.and_then(|prepared| {
+        let start = |prepared: Prepared| {
+            let models = prepared.models.clone();
+            Ok((models, ground.start(&args, prepared, &router)?))
+        };
+        prepared.map(start).transpose()
+    });
+    let (models, started) = match started {
+        Ok(Some(started)) => started,
+        other => {
+            dismiss(clients, Duration::ZERO).await;
+            return other.map(drop);
+        }
+    };
     let Started {
         supervisor,
         mut events,
         workers,
-    } = ground.start(&args, prepared, &router)?;
+    } = started;
 
     let outcome = serve(&args, &router, &mut signals, &mut events, workers, || {
         announce(&args, address, &models, &ground.devices)
@@ -58,12 +71,7 @@ pub async fn run(args: ServeArgs) -> Result<(), String> {
         Outcome::Cut(_) | Outcome::Fatal(_) => Duration::ZERO,
     };
     let goodbye = patience.max(Duration::from_secs(1));
-    let dismiss = async {
-        if let Some(clients) = clients {
-            clients.stop(goodbye).await;
-        }
-    };
-    tokio::join!(server.stop(goodbye), dismiss);
+    tokio::join!(server.stop(goodbye), dismiss(clients, goodbye));
     supervisor.stop(patience).await;
     match outcome {
         Outcome::Drained => Ok(()),
@@ -157,10 +165,18 @@ fn http_config(args: &ServeArgs) -> Result<HttpConfig, String> {
         max_body: (args.max_body as usize) << 20,
         max_upload: (args.max_upload as usize) << 20,
         max_audio: Duration::from_secs(args.max_audio_seconds.into()),
+        max_audio_memory: (args.max_audio_memory as usize) << 20,
         max_in_flight: args.max_in_flight as usize,
         request_timeout: Duration::from_secs(args.request_timeout.into()),
         ..HttpConfig::default()
     })
+}
+
+/// Lets clients over shared memory go, and their rendezvous with them.
+async fn dismiss(clients: Option<Clients>, patience: Duration) {
+    if let Some(clients) = clients {
+        clients.stop(patience).await;
+    }
 }
 
 /// The name under which clients find the server. One that was not asked for, and is not to be had, is no fault.

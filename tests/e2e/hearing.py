@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import httpx
+    import torch
     from denizen.bench.schema import WordErrors
 
     from .running import Running
@@ -105,21 +106,27 @@ class Reference:
         import torch
         from transformers import AutoTokenizer, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
-        self._model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
-        self._features = WhisperFeatureExtractor.from_pretrained(folder)
-        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+        self._extractor = WhisperFeatureExtractor.from_pretrained(folder)
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self._fixed = {"language": language, "task": "transcribe"} if language else {}
+
+    def features(self, pcm: np.ndarray) -> torch.Tensor:
+        """Of one window, padded: ``[1, bins, frames]``."""
+        found = self._extractor(pcm.astype(np.float32), sampling_rate=RATE, return_tensors="pt")
+        features: torch.Tensor = found.input_features
+        return features
 
     def text(self, pcm: np.ndarray) -> str:
         """Of one window, or of sequential windows that begin where the last timestamp of the one before ends."""
         import torch
 
         more = {} if len(pcm) <= 30 * RATE else {"truncation": False, "padding": "longest"}
-        features = self._features(
+        features = self._extractor(
             pcm.astype(np.float32), sampling_rate=RATE, return_tensors="pt", return_attention_mask=True, **more
         )
         with torch.inference_mode():
-            ids = self._model.generate(
+            ids = self.model.generate(
                 features.input_features,
                 attention_mask=features.attention_mask,
                 return_timestamps=True,
@@ -128,7 +135,7 @@ class Reference:
                 num_beams=1,
                 **self._fixed,
             )
-        text: str = self._tokenizer.decode(ids[0], skip_special_tokens=True)
+        text: str = self.tokenizer.decode(ids[0], skip_special_tokens=True)
         return text
 
     def words(self, pcm: np.ndarray) -> list[tuple[str, float, float]]:
@@ -137,9 +144,9 @@ class Reference:
 
         recognize = pipeline(
             "automatic-speech-recognition",
-            model=self._model,
-            tokenizer=self._tokenizer,
-            feature_extractor=self._features,
+            model=self.model,
+            tokenizer=self.tokenizer,
+            feature_extractor=self._extractor,
         )
         found = recognize(pcm.astype(np.float32), return_timestamps="word", generate_kwargs=self._fixed)
         return [(chunk["text"].strip(), *chunk["timestamp"]) for chunk in found["chunks"]]

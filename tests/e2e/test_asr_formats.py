@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,9 @@ def test_p16_all_at_once(ears: Running, clips: list[Clip], words: list[str]) -> 
         "aac.m4a",
         "fragmented.mp4",
         "stream.aac",
+        "he.aac",
+        "he.m4a",
+        "he-v2.m4a",
         "video.mkv",
     ],
 )
@@ -121,6 +125,27 @@ def test_broken_files_are_refused_and_harm_nobody(
     assert (error["type"], error["param"]) == ("invalid_request_error", "file")
     assert "panic" not in error["message"]
     same_words(ears, wav(clips[4].pcm), words)
+
+
+def test_log_probabilities_through_the_sdk(ears: Running, clips: list[Clip]) -> None:
+    """They are of the text's tokens alone, and say what `avg_logprob` of the only segment says."""
+    answer = ears.client.audio.transcriptions.create(file=clips[0].file, model=ears.model, include=["logprobs"])
+    scored = answer.logprobs
+    assert scored
+    assert "".join(token.token for token in scored).strip() == answer.text
+    assert all(bytes(map(int, token.bytes)).decode() == token.token for token in scored)
+    values = [token.logprob for token in scored]
+    assert all(value <= 0 for value in values)
+    (segment,) = verbose(ears, clips[0].pcm)["segments"]
+    # That one counts two times and the end besides, of which the model is sure.
+    assert abs(np.mean(values) - segment["avg_logprob"]) < 0.1
+    with ears.client.audio.transcriptions.with_streaming_response.create(
+        file=clips[0].file, model=ears.model, include=["logprobs"], stream=True
+    ) as response:
+        seen = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: ")]
+    assert [event["type"] for event in seen] == ["transcript.text.delta", "transcript.text.done"]
+    for event in seen:
+        assert [token["logprob"] for token in event["logprobs"]] == pytest.approx(values, abs=1e-5)
 
 
 def test_p14_verbose_json_through_the_sdk(ears: Running, clips: list[Clip]) -> None:

@@ -54,6 +54,13 @@ def test_a_name_in_use_is_one_error_and_a_dead_one_is_replaced(stub: Stub, deniz
     assert connects(run_dir / "one.sock")
 
 
+def test_a_server_that_cannot_start_leaves_no_name(denizen: Denizen, run_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    result = denizen("serve", "--port", str(free_port()), *STUB, "--model", str(tmp_path / "empty"))
+    assert result.returncode != 0
+    assert list(run_dir.iterdir()) == []
+
+
 def test_two_servers_need_no_flags(stub: Stub, run_dir: Path) -> None:
     stub()
     second = stub()

@@ -97,7 +97,7 @@ def _every_bucket(kind: str, way: str, *, mode: PlanMode = PlanMode.HOST_PLAN_FR
     )
     steps = {step[:3] for step in served.runner._steps}
     buckets = sorted({bucket for walk, bucket, _ in steps if walk == "decode"}, reverse=True)
-    chunks = sorted({bucket for walk, bucket, _ in steps if walk == "prefill"})
+    chunks = sorted({bucket[1] for walk, bucket, _ in steps if walk == "prefill"})
     many = texts(ROWS, 30, 44, 2)
     long = texts(2 * len(chunks), 1, 1, 3)
     for index, chunk in enumerate(sorted(chunks * 2)):

@@ -84,7 +84,14 @@ def _processes(names: list[str], only: str) -> dict[str, dict]:
                 process.kill()
                 process.wait()
             results[name] = json.loads(outs[name].read_text()) if outs[name].exists() else {}
+            if process.returncode and results[name] and name != _TIMINGS:
+                # Also after the last check: a process that serves must end cleanly.
+                results[name][f"{name}, at its end"] = _ended(process.returncode)
     return results
+
+
+def _ended(code: int) -> Check:
+    return Check(seconds=0.0, error=f"killed by signal {-code}" if code < 0 else f"exit status {code}")
 
 
 def _checks(file: str, only: str) -> dict[str, Check]:

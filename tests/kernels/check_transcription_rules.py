@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
+import itertools
+
 import torch
 from denizen.kernels.transcription_rules import (
     STATE_WORDS,
@@ -34,10 +35,13 @@ def _states(rows: int, vocabulary: Vocabulary, seed: int) -> torch.Tensor:
     return state.to(torch.int32)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("size", "end", "no_timestamps"), [(4200, 2300, 2498), (2048, 900, 1023), (130, 60, 75)])
-@pytest.mark.parametrize("begins", [True, False])
-def test_rules_equal_the_reference(dtype: torch.dtype, size: int, end: int, no_timestamps: int, begins: bool) -> None:
+def test_rules_equal_the_reference() -> None:
+    sizes = [(4200, 2300, 2498), (2048, 900, 1023), (130, 60, 75)]
+    for dtype, ids, begins in itertools.product((torch.float32, torch.bfloat16), sizes, (True, False)):
+        _rules(dtype, *ids, begins)
+
+
+def _rules(dtype: torch.dtype, size: int, end: int, no_timestamps: int, begins: bool) -> None:
     vocabulary = _vocabulary(size, end, no_timestamps, size)
     device = Vocabulary(on_device(vocabulary.kinds), end, no_timestamps, vocabulary.latest_first)
     rows = 12

@@ -98,6 +98,51 @@ def test_a_model_is_downloaded_with_progress(hub, tmp_path):
     assert all(event["message"] for event in fetch.events if event["event"] == "status")
 
 
+PRECISIONS = {
+    "config.json": b"{}",
+    "model.safetensors": b"half precision",
+    "model.fp32-00001-of-00002.safetensors": b"full precision",
+    "model.fp32-00002-of-00002.safetensors": b"full precision",
+    "model.fp16.safetensors": b"half precision once more",
+}
+
+
+def index(*files: str) -> bytes:
+    return json.dumps({"weight_map": {f"layer.{number}": file for number, file in enumerate(files)}}).encode()
+
+
+def weights_of(folder: Path) -> set[str]:
+    return {file.name for file in folder.iterdir() if file.suffix == ".safetensors"}
+
+
+def test_weights_in_several_precisions_are_downloaded_once(tmp_path):
+    full = index("model.fp32-00001-of-00002.safetensors", "model.fp32-00002-of-00002.safetensors")
+    files = PRECISIONS | {"model.safetensors.index.fp32.json": full}
+    with Hub({ID: Repository(files)}) as hub:
+        assert weights_of(Fetch(hub, tmp_path, "hub", ID).path()) == {"model.safetensors"}
+
+
+def test_an_index_says_which_weights_there_are(tmp_path):
+    """As for the loader: it goes before a single file."""
+    shards = {f"model-0000{number}-of-00002.safetensors": b"half" for number in (1, 2)}
+    files = PRECISIONS | shards | {"model.safetensors.index.json": index(*shards, *shards)}
+    with Hub({ID: Repository(files)}) as hub:
+        folder = Fetch(hub, tmp_path, "hub", ID).path()
+        assert weights_of(folder) == set(shards)
+        assert Fetch("http://127.0.0.1:9", tmp_path, "hub", ID).path() == folder
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(index("model-00001-of-00001.safetensors"), "has no model-00001-of-00001.safetensors"), (b"[1", "is no index")],
+)
+def test_an_index_that_is_wrong(tmp_path, content, said):
+    with Hub({ID: Repository(PRECISIONS | {"model.safetensors.index.json": content})}) as hub:
+        error = Fetch(hub, tmp_path, "hub", ID).error()
+    assert error["code"] == "not_found"
+    assert said in error["message"]
+
+
 def test_a_second_run_downloads_nothing(hub, tmp_path):
     folder = Fetch(hub, tmp_path, "hub", ID).path()
     before = len([request for request in hub.requests if request[0] == "GET" and "/resolve/" in request[1]])

@@ -8,6 +8,7 @@ import torch
 from denizen.worker.asr import AsrOptions
 from denizen.worker.models.base import Speech
 from tokenizers import Tokenizer
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 
 from tests.models import real_whisper
@@ -176,13 +177,17 @@ def test_the_language_is_found(real, clips):
     if not ids.languages:
         pytest.skip("the model knows one language only")
     language, task = LANGUAGE_AND_TASK["base"]
-    logits = real.logits(clips[0].pcm, [ids.start])[0]
-    assert max(ids.languages, key=lambda token: float(logits[token])) == language
+    for clip in clips:
+        encoded = BaseModelOutput(last_hidden_state=real.encoded(clip.pcm))
+        assert real.reference.detect_language(encoder_outputs=encoded).tolist() == [language]
     harness = SpeechHarness(real.model)
     told = harness.admit(clips[0].pcm, real.prompt(timestamps=True))
     asked = harness.admit(clips[0].pcm, [ids.start], AsrOptions(detect=True, forced=(task,)))
     given, found = harness.transcribe([told, asked])
     assert found == [language, task, *given]
+    # The language alone, as where text leads the window.
+    alone = [harness.admit(clip.pcm, [ids.start], AsrOptions(detect=True)) for clip in clips[1:]]
+    assert harness.transcribe(alone, most=1) == [[language]] * len(alone)
 
 
 def test_a_text_as_long_as_the_decoder_is_aligned(real, clips):

@@ -305,17 +305,18 @@ class Soak:
         if self._resting:
             self._resting_turns -= 1
             oldest = next(iter(running), 0)
-            if self._resting_turns <= 0 or oldest in self._resting or not decodes.any():
+            due = self._resting_turns <= 0 or oldest in self._resting or not decodes.any()
+            if due and not any(scheduler.ledger.holds(held.row) for held in self._resting.values()):
                 awake = [held for id, held in self._resting.items() if id in running and running[id].held is held]
                 self._resting = {}
                 if awake:
-                    scheduler._set_decodes([held.row for held in awake], True)
+                    scheduler._join([held.row for held in awake])
         elif self._random.random() < 0.05 and self._phase == "load":
             chosen = [r for r in scheduler.running[1:] if decodes[r.row] and self._random.random() < 0.5]
             if chosen and decodes[scheduler.running[0].row]:
                 self._resting = {request.id: request.held for request in chosen if request.held is not None}
                 self._resting_turns = self._random.randint(2, 8)
-                scheduler._set_decodes([request.row for request in chosen], False)
+                scheduler._leave([request.row for request in chosen])
 
     def _phase_of(self, request: Request, delivered: int) -> str:
         if request.phase is Phase.WAITING:
@@ -327,4 +328,4 @@ class Soak:
         if delivered == 1:
             return "first token"
         # queued: its next step is on the device already
-        return "queued" if self.served.scheduler.ledger.in_flight[request.row] else "decode"
+        return "queued" if self.served.scheduler.ledger.holds(request.row) else "decode"

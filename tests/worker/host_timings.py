@@ -18,9 +18,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from denizen.worker.admission import ON_GPU
 from denizen.worker.channel import Channel
 from denizen.worker.engine import Engine
-from denizen.worker.graphs import GATHER_STEPS, PREFILL_ROWS, decode_buckets
+from denizen.worker.graphs import PREFILL_ROWS, decode_buckets
 from denizen.worker.messages import Kind
 from denizen.worker.phases import PHASES, PhaseTimers
 from denizen.worker.protocol import Drain, Submit, encode
@@ -131,7 +132,7 @@ def measure(rows: int, seconds: dict[str, float], timers, low: int, high: int, t
     served = serve_toy(model, kv_tokens=1024 * 256, page_size=16, max_rows=256, prefill_chunk=1024,
                        buckets=list(decode_buckets(256)))  # fmt: skip
     served.scheduler.prefill_rows = (PREFILL_ROWS,)
-    served.scheduler.gather_steps = GATHER_STEPS
+    served.scheduler.admission = ON_GPU
     served.runner = SimpleNamespace(launch=Stream(seconds).launch)
     chance = random.Random(1)
     requests = [

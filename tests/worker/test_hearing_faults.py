@@ -16,6 +16,7 @@ from denizen.worker.errors import CapacityError, ModelError
 from denizen.worker.models.base import RowInput, Walk
 from denizen.worker.protocol import Abort, Done, Drain, Error, encode
 from denizen.worker.served import ServedModel
+from denizen.worker.tts import TtsOptions
 
 from tests.worker.hearing import HearingModel, serve_hearing, sound
 from tests.worker.peer import Full, Peer, QueueArena, TooLarge, assert_empty
@@ -52,6 +53,8 @@ REFUSED = {
     "the model's own check": ({"ids": [1, 2], "asr": AsrOptions(detect=True)}, "asr", "must end with 1"),
     "audio for text": ({"model": "toy", "asr": None}, "file", "takes no audio"),
     "asr for text": ({"model": "toy", "audio": None}, "asr", "reads text"),
+    "tts for text": ({"model": "toy", "audio": None, "asr": None, "tts": TtsOptions()}, "tts", "models that speak"),
+    "tts for hearing": ({"tts": TtsOptions()}, "tts", "models that speak"),
 }
 
 

@@ -91,6 +91,9 @@ class Machine:
         for key, lengths in expected.items():
             assert self.tables.lengths[key].numpy()[step.advance.rows].tolist() == lengths.tolist()
             assert self.tables.lengths[key][0] == 0
+            for row, length in zip(step.advance.rows.tolist(), lengths.tolist(), strict=True):
+                count = -(-length // 4)
+                assert self.tables.block_table[key][row, :count].tolist() == self.mirror.pages_of(row, key)[:count]
         held = {entry.request: entry.row for entry in step.entries}
         self.scheduler.complete(step)
         for request, row in held.items():
@@ -144,6 +147,7 @@ class Machine:
         lengths = {key: np.zeros_like(values) for key, values in self.mirror.lengths.items()}
         pages = {key: np.zeros_like(values) for key, values in self.mirror.pages.items()}
         owned = dict.fromkeys(lengths, 0)
+        pages_held = {key: [] for key in lengths}
         for request in self.scheduler.running:
             planned = int(self.mirror.outputs[request.row])
             assert planned >= len(request.outputs)
@@ -153,6 +157,8 @@ class Machine:
                 lengths[key][request.row] = written
                 pages[key][request.row] = len(request.held.pages[key])
                 owned[key] += len(request.held.pages[key])
+                pages_held[key] += request.held.pages[key]
+        assert all(len(set(pages)) == len(pages) for pages in pages_held.values()), "a page has two owners"
         settled = np.ones(self.scheduler.rows.slots, bool)
         settled[[held.row for held in self.scheduler._leaving.values()]] = False
         for key in lengths:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from denizen.worker import phases
+from denizen.worker import env, phases
+from denizen.worker.errors import ConfigError
 from denizen.worker.phases import BLOCKED, PHASES, PhaseTimers
 
 
@@ -118,3 +119,26 @@ def test_after_a_pause_the_next_decode_step_has_no_predecessor(tmp_path, clock):
     assert [row["iteration"] for row in rows] == [None, 50, None, 40]
     assert rows[-1]["device_work"] == 12
     assert sum(value or 0 for value in rows[-1].values()) == 12 + 40
+
+
+def test_a_folder_that_is_taken_away_costs_the_timers_alone(tmp_path, clock, caplog):
+    timers = PhaseTimers(tmp_path / "gone" / "phases", worker=3)
+    timers.submitted("decode")
+    _lap(timers, clock, 10, "device_work")
+    timers.step("decode", 8)
+    timers.idle()
+    assert "phase timers are lost" in caplog.text
+    timers.close()  # and nothing of them is left to be written
+
+
+def test_the_folder_of_the_timers_is_made_or_named_in_the_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("DENIZEN_PHASES", str(tmp_path / "a" / "b"))
+    folder = env.phases_folder()
+    assert folder == tmp_path / "a" / "b"
+    assert folder.is_dir()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DENIZEN_PHASES", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="DENIZEN_PHASES: no folder can be made"):
+        env.phases_folder()
+    monkeypatch.delenv("DENIZEN_PHASES")
+    assert env.phases_folder() is None

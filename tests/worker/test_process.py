@@ -12,7 +12,21 @@ from pathlib import Path
 
 import psutil
 import pytest
-from denizen.worker.protocol import Abort, Bye, Done, Drain, Error, Hello, Ready, Stats, Submit, Tokens, decode, encode
+from denizen.worker.protocol import (
+    Abort,
+    Audio,
+    Bye,
+    Done,
+    Drain,
+    Error,
+    Hello,
+    Ready,
+    Stats,
+    Submit,
+    Tokens,
+    decode,
+    encode,
+)
 
 from tests.models.tiny import build
 
@@ -42,6 +56,7 @@ class Worker:
         self.bodies: list = []
         self.ended: dict[int, Done | Error] = {}
         self.tokens: dict[int, list[int]] = {}
+        self.audio: dict[int, list[tuple[Audio, bytes | None]]] = {}
         if hello:
             self.send(Hello(version="test", pid=os.getpid()))
 
@@ -67,12 +82,14 @@ class Worker:
             except _native.PeerGone:
                 assert condition(), f"the worker has gone; received {self.bodies[-5:]}"
                 continue
-            for data, _ in received:
+            for data, attachment in received:
                 envelope = decode(data)
                 self.bodies.append(envelope.body)
                 if isinstance(envelope.body, Tokens):
                     for row in envelope.body.rows:
                         self.tokens.setdefault(row.request, []).append(row.token)
+                elif isinstance(envelope.body, Audio):
+                    self.audio.setdefault(envelope.request, []).append((envelope.body, attachment))
                 elif isinstance(envelope.body, (Done, Error)):
                     self.ended[envelope.request] = envelope.body
         return found

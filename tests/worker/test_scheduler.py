@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from denizen.worker.admission import Admission
 from denizen.worker.errors import CapacityError, RequestError
 from denizen.worker.memory import zeros
 from denizen.worker.pools.kv import KvPool
@@ -47,16 +48,13 @@ class Loop:
 
     def iterate(self) -> bool:
         """One iteration; False if there was nothing to do."""
+        queued = False
         plan = self.scheduler.plan_decode()
-        queued = plan is not None
         if plan is not None:
             self.scheduler.commit(plan)
             self.decodes.append(plan)
-        if len(self.prefills) < self.depth and (plan := self.scheduler.plan_prefill()) is not None:
-            self.scheduler.commit(plan)
-            self.prefills.append([self.late(), plan])
-            self.largest_prefill = max(self.largest_prefill, sum(entry.count for entry in plan.entries))
             queued = True
+        queued = self.queue_prefill() or queued
         waited = bool(self.decodes) and (len(self.decodes) >= self.depth or not queued)
         if waited:
             self.complete(self.decodes.popleft())
@@ -66,6 +64,14 @@ class Loop:
             self.complete(self.prefills.popleft()[1])
             waited = True
         return queued or waited
+
+    def queue_prefill(self) -> bool:
+        if len(self.prefills) >= self.depth or (plan := self.scheduler.plan_prefill()) is None:
+            return False
+        self.scheduler.commit(plan)
+        self.prefills.append([self.late(), plan])
+        self.largest_prefill = max(self.largest_prefill, sum(entry.count for entry in plan.entries))
+        return True
 
     @property
     def busy(self) -> bool:
@@ -154,7 +160,7 @@ def test_one_prefill_step_packs_several_requests_within_the_chunk():
 def test_short_prompts_wait_for_each_other_where_many_rows_run():
     served = serve_toy(max_rows=100, kv_tokens=4096, prefill_chunk=640)
     scheduler = served.scheduler
-    scheduler.gather_steps = 8
+    scheduler.admission = Admission(gather_steps=8)
     loop = Loop(served)
     for id in range(1, 65):
         scheduler.submit(_request(id, 4, 60))

@@ -6,8 +6,10 @@ import json
 
 import numpy as np
 import pytest
-from denizen.worker.protocol import AsrOptions, Done, Drain, Error, Ready, Submit
+from denizen.worker.protocol import Abort, AsrOptions, Done, Drain, Error, Ready, Submit, TtsOptions
+from denizen.worker.stub.options import Speech
 from denizen.worker.stub.speech import Ids, language, text
+from denizen.worker.stub.tone import pitch
 
 from tests.worker.test_process import Worker
 
@@ -91,3 +93,73 @@ def test_the_stub_doubts_and_ends_within_a_segment(models):
     assert [done.asr.avg_logprob for _, done in answers] == [-2.0, -2.0, -0.25]
     assert all(isinstance(done, Done) for _, done in answers)
     assert [token for token in answers[0][0] if token > 310] == [at(0), at(15), at(15)]
+
+
+def test_the_stub_speaks(models):
+    ids = [72, 105, 33]
+    asked = {
+        1: Submit("reading", ids, 100, tts=TtsOptions("low")),
+        2: Submit("reading", ids, 100, tts=TtsOptions("high", language="de", instructions="Whisper.", speed=2.0)),
+        3: Submit("reading", ids, 2),
+    }
+    with Worker(module="denizen.worker.stub", models=models, stub={"speech": {"sample_rate": 16_000}}) as worker:
+        ready = worker.body(Ready)
+        assert [(model.kind, model.sample_rate, tuple(model.voices)) for model in ready.models] == [
+            ("asr", 0, ()),
+            ("tts", 16_000, ("low", "high")),
+        ]
+        for number, submit in asked.items():
+            worker.send(submit, number)
+        worker.until(lambda: len(worker.ended) == len(asked))
+        for number, (voice, length, frames, reason) in {
+            1: (0, 1280, 3, "stop"),
+            2: (1, 640, 3, "stop"),
+            3: (0, 1280, 2, "length"),
+        }.items():
+            chunks = worker.audio[number]
+            assert [(chunk.index, chunk.samples) for chunk, _ in chunks] == [(n, length) for n in range(frames)]
+            said = np.frombuffer(b"".join(data for _, data in chunks), "<f4")
+            hertz = pitch(np.array(ids), voice)
+            tone = 0.25 * np.sin(2 * np.pi * hertz * np.arange(frames * length) / 16_000)
+            np.testing.assert_allclose(said, tone, atol=1e-5)
+            done = worker.ended[number]
+            assert (done.reason, done.completion, done.samples, done.prompt) == (reason, frames, frames * length, 3)
+        assert not worker.tokens
+        worker.send(Drain())
+        assert worker.exit_code() == 0
+
+
+def test_what_the_stub_cannot_say_is_refused(models):
+    refused = {
+        1: (Submit("reading", [1], 9, tts=TtsOptions("nobody")), None, "voice"),
+        2: (Submit("reading", [1], 9, tts=TtsOptions("low", speed=5.0)), None, "speed"),
+        3: (Submit("reading", [1], 9, tts=TtsOptions("low")), b"1234", "file"),
+        4: (Submit("reading", [1], 9, tts=TtsOptions("low"), asr=AsrOptions()), None, "file"),
+        5: (Submit("hearing", [301], 9, tts=TtsOptions("low")), noise(1).tobytes(), "tts"),
+    }
+    with Worker(module="denizen.worker.stub", models=models, stub={"speech": {}}) as worker:
+        worker.body(Ready)
+        for number, (submit, attachment, _) in refused.items():
+            worker.send(submit, number, attachment)
+        worker.until(lambda: len(worker.ended) == len(refused))
+        for number, (_, _, param) in refused.items():
+            error = worker.ended[number]
+            assert isinstance(error, Error), number
+            assert (error.code, error.param) == ("invalid_request", param), number
+
+
+def test_speech_that_is_aborted_says_what_was_sent(models):
+    with Worker(module="denizen.worker.stub", models=models, stub={"speech": {}, "step_ms": 2}) as worker:
+        worker.body(Ready)
+        worker.send(Submit("reading", [7] * 2000, 2000, tts=TtsOptions("low")), 1)
+        worker.until(lambda: len(worker.audio.get(1, [])) > 2)
+        worker.send(Abort(), 1)
+        worker.until(lambda: 1 in worker.ended)
+        done, sent = worker.ended[1], len(worker.audio[1])
+        assert (done.reason, done.completion, done.samples) == ("abort", sent, sent * 1920)
+
+
+@pytest.mark.parametrize("wrong", [{"voices": []}, {"sample_rate": 0}, {"token_ms": 0}])
+def test_speech_options_must_make_sense(wrong):
+    with pytest.raises(ValueError, match="speech"):
+        Speech.of(wrong)

@@ -47,7 +47,10 @@ class KvPool:
         """``count`` pages, or None (and nothing taken) if there are fewer."""
         if count > len(self._free):
             return None
-        pages = [self._free.pop() for _ in range(count)]
+        first = len(self._free) - count
+        pages = self._free[first:]
+        pages.reverse()
+        del self._free[first:]
         for page in pages:
             self._owned[page] = 1
         return pages

@@ -7,6 +7,7 @@ while the one before it ran, and is then committed as it is, is *promoted*.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from denizen.worker.resident.row_images import Appended, pages_of, rewrite_row, 
 from denizen.worker.resident.tables import PAGES, kv_table
 from denizen.worker.resident.writes import RowWrites
 from denizen.worker.sampling.params import Feature
-from denizen.worker.sampling.sampler import SamplePlan
+from denizen.worker.sampling.sampler import PLAIN, SamplePlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -86,7 +87,7 @@ class StepPlan:
     begins: Sequence[SamplerRow] = ()
     appended: Sequence[Appended] = ()
     group: Group | None = None  #: of a decode step
-    turn: int = 0  #: and which of its steps this is, from 0
+    clock: int = 0  #: and the mirror's clock before it
     reads: Mapping[str, PageLists] = field(default_factory=dict)  #: by key of the pools that the walk only reads
     all_logits: bool = False  #: logits of every token, for scoring
     number: int = 0
@@ -104,15 +105,20 @@ class StepPlan:
         starts = self.starts
         if starts is None:
             assert self.group is not None
-            starts = self.group.lengths + self.turn
+            starts = self.group.lengths_at + self.clock
         columns = (self.requests, advance.rows.tolist(), starts.tolist(), advance.counts.tolist(), samples)
         return [Entry(*parts) for parts in zip(*columns, strict=True)]
 
     @property
+    def counted(self) -> bool:
+        """Who holds its rows is counted by row: not a step of every row that decodes."""
+        return self.group is None or not self.group.whole
+
+    @property
     def positions(self) -> np.ndarray:
-        """int32 [m], index of the output token that each request of ``sampling`` gets. Known once it is committed."""
+        """int64 [m], index of the output token that each request of ``sampling`` gets. Known once it is committed."""
         if self.group is not None:
-            return self.group.first + self.turn
+            return self.group.outputs_at + self.clock
         assert self.first is not None
         return self.first
 
@@ -154,6 +160,8 @@ class Planner:
         self.ahead = {key: min(_AHEAD, pool.page_size) for key, pool in pools.items()}
         self._steps = 0
         self._of_walk = dict.fromkeys(walks, 0)
+        self._slots_alone: dict[int, StepInputs] = {}  #: by bucket: where the slots are if there is nothing else
+        self._read_only = {name: [key for key, span in w.streams.items() if not span] for name, w in walks.items()}
         self._grows = {name: walk.grows for name, walk in walks.items()}
         self._modes = {name: self._walk_modes(walk, mode) for name, walk in walks.items()}
         #: A decode step needs nothing from the host but its slots, the pages that it appends, and lists of its group's.
@@ -166,7 +174,7 @@ class Planner:
 
     def bucket_of(self, rows: int) -> int:
         """The smallest bucket that holds ``rows``."""
-        return next(bucket for bucket in self.buckets if bucket >= rows)
+        return self.buckets[bisect_left(self.buckets, rows)]
 
     def pages_short(self, request: Request, walk: str = "decode") -> dict[str, int]:
         """Pages by pool that the request's next step of a span-1 walk needs and does not have."""
@@ -174,16 +182,21 @@ class Planner:
         mirror = self.mirror
         short = {}
         for key in self._grows[walk]:
-            if mirror.lengths[key][row] >= mirror.pages[key][row] * mirror.page_size[key]:
+            if mirror.length(row, key) >= mirror.pages[key][row] * mirror.page_size[key]:
                 short[key] = 1
         return short
 
-    def group(self, ledger: Ledger, rows: np.ndarray) -> Group:
-        """The requests of ``rows`` (int64, rising), to decode together."""
+    def group(self, ledger: Ledger, rows: np.ndarray, whole: bool = True) -> Group:
+        """The requests of ``rows`` (int64, rising), to decode together; ``whole``: all that decode."""
         slots = np.zeros(self.bucket_of(len(rows)), np.int32)  # padded with the null row
         slots[: len(rows)] = rows
-        group = Group.form(ledger, self.mirror, rows, slots, self.walks["decode"])
-        group.reads = self._reads("decode", group.requests, rows, len(slots))
+        inputs = self._slots_alone.get(len(slots))
+        if inputs is None:
+            inputs = self._slots_alone[len(slots)] = StepInputs()
+            inputs.put("slots", slots)
+        group = Group.form(ledger, self.mirror, rows, slots, self.walks["decode"].positions, inputs, whole)
+        if self._read_only["decode"]:
+            group.reads = self._reads("decode", rows, len(slots))
         return group
 
     def prepare_decode(self, group: Group) -> StepPlan | None:
@@ -192,7 +205,7 @@ class Planner:
         appended = self._append_pages(group)
         if appended is None:
             return None
-        inputs, buffer = group.inputs, group.buffer
+        inputs, buffer = group.inputs, group.slots
         if appended or not self._free:
             inputs = self._decode_inputs(group, appended)
             buffer = inputs.pack()
@@ -215,7 +228,7 @@ class Planner:
             1,
             appended=appended,
             group=group,
-            turn=group.turn,
+            clock=self.mirror.clock,
             reads=group.reads,
         )
 
@@ -233,7 +246,7 @@ class Planner:
         self._put_writes(inputs, writes)
         if not self._free:
             counts, bucket = group.advance.counts, len(group.slots)
-            self._put_pages("decode", inputs, group.requests, group.rows, counts, bucket, appended)
+            self._put_pages("decode", inputs, group.rows, counts, bucket, appended)
         return inputs
 
     def prepare_prefill(self, chunks: Sequence[tuple[Request, int]]) -> StepPlan:
@@ -267,7 +280,7 @@ class Planner:
         samples = [entry.samples for entry in entries]
         sampled = np.flatnonzero(samples)
         inputs.put("sampled", sampled.astype(np.int32))
-        self._put_pages("prefill", inputs, requests, rows, counts, len(rows), [])
+        self._put_pages("prefill", inputs, rows, counts, len(rows), [])
         self.stopwatch.lap("plan_kv")
         # Every token of a request that is being prefilled has arrived.
         asked = [(e.request.params, len(e.request.outputs)) for e in entries if e.samples]
@@ -287,16 +300,19 @@ class Planner:
             Advance(rows, counts, self._grows["prefill"], rows[sampled]),
             int(counts.max()),
             begins,
-            reads=self._reads("prefill", requests, rows, len(rows)),
+            reads=self._reads("prefill", rows, len(rows)),
             row_inputs=inputs_of(requests, self._row_inputs) if self._row_inputs else {},
         )
 
     def _sample(self, group: Group) -> SamplePlan:
+        if not group.ledger.asking:
+            return PLAIN
+
         def rows() -> list[tuple[SamplingParams, int]]:
-            indices = (group.first + group.turn).tolist()
+            indices = (group.outputs_at + self.mirror.clock).tolist()
             return [(request.params, index) for request, index in zip(group.requests, indices, strict=True)]
 
-        return SamplePlan.of(group.features, len(group.slots), rows)
+        return SamplePlan.of(group.ledger.features[group.rows], len(group.slots), rows)
 
     def commit(self, plan: StepPlan) -> None:
         """The step will run, after those of its walk that were committed before: moves the mirror."""
@@ -305,25 +321,19 @@ class Planner:
         # Slots alternate within a walk: each walk has its own, and its own steps under way.
         self._of_walk[plan.walk] += 1
         plan.graph_slot = self._of_walk[plan.walk] % GRAPH_SLOTS
+        mirror, group = self.mirror, plan.group
         for key, places, pages in plan.appended:
-            for place, page in zip(places.tolist(), pages, strict=True):
-                held = plan.requests[place].held
-                assert held is not None
-                own = held.pages[key]
-                own.append(page)
-                if len(own) > self.layout.max_pages[key]:
-                    raise AssertionError(f"request {plan.requests[place].id} outgrew its row of pool '{key}'")
-            self.mirror.add_pages(plan.advance.rows[places], key)
-            group = plan.group
-            assert group is not None
-            group.room[key][places] += self.mirror.page_size[key]
-            group.short_at[key] = int(group.room[key].min())
-        if plan.group is None:
-            plan.first = self.mirror.commit(plan.advance)
+            mirror.add_pages(plan.advance.rows[places], key, pages)
+        if group is None:
+            plan.first = mirror.commit(plan.advance)
+            return
+        assert plan.clock == mirror.clock
+        if group.whole:
+            for key, _, _ in plan.appended:
+                mirror.enough_until[key] = int(mirror.short_from(key, group.rows).min())
+            mirror.tick()
         else:
-            assert plan.turn == plan.group.turn
-            plan.group.turn += 1
-            self.mirror.repeat(plan.advance)
+            mirror.commit(plan.advance)
 
     def drop(self, plan: StepPlan) -> None:
         """The prepared step will not run: its pages go back, nothing else has moved."""
@@ -337,14 +347,22 @@ class Planner:
         """Pages for the rows that have none for this step, and with them for those that soon have none: then most steps
         append nothing. Where pages are scarce, for this step alone; None if there are not even these."""
         appended: list[Appended] = []
-        turn = group.turn
-        for key, short_at in group.short_at.items():
-            if turn < short_at:
+        mirror = self.mirror
+        clock = mirror.clock
+        for key, until in mirror.enough_until.items():
+            if clock < until:
                 continue
-            pool, room = self.pools[key], group.room[key]
+            pool = self.pools[key]
+            short = mirror.short_from(key, group.rows)
+            first = int(short.min())
+            if clock < first:  # who was short has left
+                if group.whole:
+                    mirror.enough_until[key] = first
+                continue
             ahead = self.ahead[key] if 2 * len(group.requests) <= pool.free else 1
             # A row that ends before needs no more; it could outgrow the table.
-            places = ((room < turn + ahead) & (room < group.left)).nonzero()[0]
+            ends = group.ledger.limit[group.rows] - group.outputs_at
+            places = ((short < clock + ahead) & (short < ends)).nonzero()[0]
             pages = pool.take(len(places))
             if pages is None:
                 self._give_back(appended)
@@ -363,7 +381,6 @@ class Planner:
         self,
         walk: str,
         inputs: StepInputs,
-        requests: Sequence[Request],
         rows: np.ndarray,
         counts: np.ndarray,
         bucket: int,
@@ -379,20 +396,19 @@ class Planner:
                 inputs.put(f"indptr:{key}", prefix_sum(-(-lengths // size)))
                 continue
             owned = []
-            for index, request in enumerate(requests):
-                assert request.held is not None
+            for index, row in enumerate(rows.tolist()):
                 extra = pages_of(index, appended)
-                owned.append(request.held.pages[key] + ([extra[key]] if key in extra else []))
+                owned.append(self.mirror.pages_of(row, key) + ([extra[key]] if key in extra else []))
             lists = PageLists.of(owned, lengths, size)
             inputs.put(f"indptr:{key}", lists.indptr)
             inputs.put(f"indices:{key}", lists.indices)
             inputs.put(f"last_page_len:{key}", lists.last_page_len)
 
-    def _reads(self, walk: str, requests: Sequence[Request], rows: np.ndarray, bucket: int) -> dict[str, PageLists]:
+    def _reads(self, walk: str, rows: np.ndarray, bucket: int) -> dict[str, PageLists]:
         """Pools that the walk only reads, which the host always plans in full."""
         reads = {}
-        for key in (key for key, span in self.walks[walk].streams.items() if not span):
-            owned = [request.held.pages[key] for request in requests if request.held is not None]
+        for key in self._read_only[walk]:
+            owned = [self.mirror.pages_of(row, key) for row in rows.tolist()]
             reads[key] = PageLists.of(owned, self._lengths(key, rows, 0, bucket), self.mirror.page_size[key])
         return reads
 

@@ -44,7 +44,7 @@ def _write(
     assert held is not None
     for key, own in held.pages.items():
         pages = own + ([appended[key]] if key in appended else [])
-        length = int(mirror.lengths[key][held.row])
+        length = mirror.length(held.row, key)
         writes.put(kv_table(key), held.row, 0, [length] + [0] * (PAGES - 1) + pages)
     head = np.zeros(layout.sampler_column - column, np.int32)
     values = counts + [held.state[key] for key in layout.state_pools]

@@ -55,7 +55,7 @@ class SamplePlan:
         """
         features = int(np.bitwise_or.reduce(bits))
         if not features:
-            return _GREEDY
+            return PLAIN
         asked = np.zeros(padded, np.int32)
         asked[: len(bits)] = bits
         min_tokens = _no_rows()
@@ -83,7 +83,8 @@ class SamplePlan:
         )
 
 
-_GREEDY = SamplePlan(0)
+#: No row asks for anything: all are greedy.
+PLAIN = SamplePlan(0)
 
 
 @dataclass

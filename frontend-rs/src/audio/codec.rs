@@ -1,10 +1,11 @@
 //! Packets to samples: Symphonia's decoders, and `opus`.
 
-use symphonia::core::codecs::audio::well_known::CODEC_ID_OPUS;
+use symphonia::core::codecs::audio::well_known::{CODEC_ID_AAC, CODEC_ID_OPUS};
 use symphonia::core::codecs::audio::{AudioDecoder, AudioDecoderOptions};
 use symphonia::core::errors::Error;
 use symphonia::core::packet::Packet;
 
+use super::aac::core_config;
 use super::demux::{codec_name, AudioTrack};
 use super::error::AudioError;
 use super::opus::{self, Opus, OpusHead};
@@ -36,9 +37,14 @@ impl Codec {
             };
             return Ok((Self::Opus(Box::new(decoder)), skip));
         }
+        let mut params = params.clone();
+        if params.codec == CODEC_ID_AAC {
+            let core = params.extra_data.as_deref().and_then(core_config);
+            params.extra_data = core.map(Vec::into_boxed_slice).or(params.extra_data);
+        }
         let options = AudioDecoderOptions::default();
         symphonia::default::get_codecs()
-            .make_audio_decoder(params, &options)
+            .make_audio_decoder(&params, &options)
             .map(|decoder| (Self::Symphonia(decoder), 0))
             .map_err(|e| match e {
                 Error::Unsupported("core (codec): unsupported audio codec") => {
@@ -47,6 +53,11 @@ impl Codec {
                         codec: codec_name(params.codec),
                     }
                 }
+                Error::Unsupported("aac: aac too complex") => AudioError::UnsupportedCodec {
+                    container: name,
+                    codec: "AAC of a profile other than LC and HE, or of more than two channels"
+                        .to_owned(),
+                },
                 Error::Unsupported(feature) => AudioError::UnsupportedCodec {
                     container: name,
                     codec: format!("{} ({feature})", codec_name(params.codec)),

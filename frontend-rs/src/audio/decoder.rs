@@ -18,6 +18,10 @@ const LOSS_SHARE: f64 = 0.1;
 const LOSS_MIN_S: f64 = 0.1;
 const LOSS_MAX_S: f64 = 1.0;
 
+/// Samples that come out for one that goes in, at most, and that a transform may have held back.
+const MOST_OUT: usize = 4;
+const FLUSHED: usize = 8192;
+
 /// Decodes a file in steps. Dropping it between two steps is how to cancel.
 pub struct Decoder<'a> {
     limits: Limits,
@@ -112,6 +116,11 @@ impl<'a> Decoder<'a> {
         })
     }
 
+    /// Bytes that the audio so far takes.
+    pub fn bytes(&self) -> usize {
+        self.pcm.capacity() * size_of::<f32>()
+    }
+
     /// What came out. Call after `step` has returned false.
     pub fn finish(mut self) -> Result<Audio, AudioError> {
         let found_s = self.decoded as f64 / f64::from(self.rate.max(1));
@@ -141,6 +150,7 @@ impl<'a> Decoder<'a> {
         if self.pcm.is_empty() {
             return Err(AudioError::NoSamples { container });
         }
+        self.pcm.shrink_to_fit();
         for sample in &mut self.pcm {
             // As 16-bit PCM would hold it; float files may hold anything.
             *sample = if sample.is_nan() {
@@ -211,6 +221,11 @@ impl<'a> Decoder<'a> {
     /// Takes mono samples as they come out of the decoder.
     fn emit(&mut self, mono: &[f32]) -> Result<(), AudioError> {
         self.decoded += mono.len() as u64;
+        // Grows by a quarter: a vector that doubles would take up to twice what it holds.
+        let room = MOST_OUT * mono.len() + FLUSHED;
+        if self.pcm.capacity() - self.pcm.len() < room {
+            self.pcm.reserve_exact(room.max(self.pcm.len() / 4));
+        }
         let Some(resampler) = &mut self.resampler else {
             return Ok(());
         };

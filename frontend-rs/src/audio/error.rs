@@ -2,8 +2,8 @@
 
 use super::sniff::BUILT_IN;
 
-/// One sentence a client can act on. Everything here is the file's fault, but for `TooLarge` and `TooLong`, which are
-/// the server's limits.
+/// One sentence a client can act on. Everything here is the file's fault, but for `TooLarge`, `TooLong`,
+/// `BeyondMemory` and `NoMemory`, which are the server's limits.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum AudioError {
     #[error("the audio file is empty; upload a file that holds audio")]
@@ -67,6 +67,12 @@ pub enum AudioError {
         "the audio is longer than the server's limit of {limit_s} s; split it into shorter files"
     )]
     TooLong { limit_s: f64 },
+    #[error("decoded, the audio takes more than the {} MiB that the server has for audio (--max-audio-memory); split it \
+             into shorter files", limit >> 20)]
+    BeyondMemory { limit: usize },
+    #[error("the audio of other requests fills the {} MiB that the server has for it (--max-audio-memory); send the file \
+             again later", limit >> 20)]
+    NoMemory { limit: usize },
     #[error("the {container} file holds no audio samples; upload one that does")]
     NoSamples { container: &'static str },
 }

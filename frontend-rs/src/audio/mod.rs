@@ -9,6 +9,8 @@
 //!
 //! Decoding takes CPU time and blocks: run it on a thread for that.
 
+mod aac;
+mod budget;
 mod codec;
 mod decoder;
 mod demux;
@@ -24,12 +26,13 @@ mod trim;
 mod voice;
 mod wav;
 
+pub use budget::{Budget, Share};
 pub use decoder::Decoder;
 pub use error::AudioError;
 pub use language::{language, language_name, LANGUAGES};
 pub use resample::Resampler;
 pub use sniff::BUILT_IN;
-pub use transcript::{Segment, Transcript, Word};
+pub use transcript::{ScoredToken, Segment, Transcript, Word};
 pub use voice::{Voice, FRAME, POSSIBLE};
 
 /// Samples per second of decoded audio.

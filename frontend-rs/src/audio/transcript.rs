@@ -35,6 +35,16 @@ pub struct Word {
     pub end: f64,
 }
 
+/// A token of the text, as `include[]=logprobs` shows it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ScoredToken {
+    /// As text; bytes that are no whole character as `bytes:\xe2\x80`.
+    pub token: String,
+    /// Natural logarithm of its probability under the model's rules.
+    pub logprob: f32,
+    pub bytes: Vec<u8>,
+}
+
 #[derive(Debug, Clone, PartialEq)]
 pub struct Transcript {
     /// `transcribe` or `translate`.
@@ -46,6 +56,8 @@ pub struct Transcript {
     pub segments: Vec<Segment>,
     /// `None` where word times were not asked for.
     pub words: Option<Vec<Word>>,
+    /// `None` where log-probabilities were not asked for.
+    pub logprobs: Option<Vec<ScoredToken>>,
 }
 
 impl Transcript {
@@ -62,7 +74,7 @@ impl Transcript {
 
     /// The body of `response_format=json`.
     pub fn json(&self) -> Value {
-        json!({"text": self.text(), "usage": self.usage()})
+        self.scored(json!({"text": self.text()}))
     }
 
     /// The body of `response_format=verbose_json`; `segments` says whether to list them.
@@ -85,7 +97,15 @@ impl Transcript {
 
     /// The last event of a stream.
     pub fn done_event(&self) -> Value {
-        json!({"type": "transcript.text.done", "text": self.text(), "usage": self.usage()})
+        self.scored(json!({"type": "transcript.text.done", "text": self.text()}))
+    }
+
+    fn scored(&self, mut body: Value) -> Value {
+        if let Some(logprobs) = &self.logprobs {
+            body["logprobs"] = json!(logprobs);
+        }
+        body["usage"] = self.usage();
+        body
     }
 
     pub fn srt(&self) -> String {
@@ -145,6 +165,7 @@ mod tests {
                 segment(1, 1.04, f64::from(1.9f32), " an ill disposed young man."),
             ],
             words: None,
+            logprobs: None,
         }
     }
 

@@ -106,7 +106,7 @@ async fn serve(
         let message = format!("'{}' takes no audio; send none with it", endpoint.name());
         return Err(ApiError::invalid("file", message));
     }
-    let (body, samples) = upload.whole(app, admission.deadline).await?;
+    let (body, audio) = upload.whole(app, admission.deadline).await?;
     match endpoint {
         Endpoint::Chat => text(app, admission, body, chat_completions::prepare, lane).await,
         Endpoint::Completions => text(app, admission, body, completions::prepare, lane).await,
@@ -117,7 +117,7 @@ async fn serve(
                 Endpoint::Translate => Task::Translate,
                 _ => Task::Transcribe,
             };
-            sound::transcribe(app, admission, body, task, rate, samples, lane).await
+            sound::transcribe(app, admission, body, task, rate, audio, lane).await
         }
         Endpoint::Speak => speech::speak(app, admission, body, lane).await,
         Endpoint::Models | Endpoint::Unknown => {

@@ -8,7 +8,7 @@ use super::call::{settle, PIECE};
 use super::envelope::{Chunk, Message};
 use super::outbox::Lane;
 use super::value;
-use crate::audio::Transcript;
+use crate::audio::{Share, Transcript};
 use crate::http::audio::{self, limits, Work};
 use crate::http::multipart::{ResponseFormat, Transcription};
 use crate::http::outlet::TranscriptOutlet;
@@ -25,7 +25,7 @@ pub async fn transcribe(
     body: Vec<u8>,
     task: Task,
     rate: Option<u32>,
-    samples: Vec<f32>,
+    (samples, share): (Vec<f32>, Share),
     lane: &Lane,
 ) -> Result<(), ApiError> {
     let rate = check_rate(app, rate)?;
@@ -38,7 +38,7 @@ pub async fn transcribe(
     );
     let open = move |go_on: &mut dyn FnMut() -> bool| {
         check_samples(&samples)?;
-        Ok(Recording::of_samples(samples, rate, go_on))
+        Ok(Recording::of_samples(samples, rate, share, go_on)?)
     };
     let work = Work::prepare(app, admission.deadline, form, open).await?;
     if stream {
@@ -103,12 +103,14 @@ impl TranscriptOutlet for TranscriptAnswer<'_> {
         self.lane
     }
 
-    fn passage(&self, passage: &Passage, text: Option<&str>) {
+    fn passage(&self, passage: &Passage, text: Option<&str>, logprobs: bool) {
+        let logprobs = logprobs.then(|| json!(passage.logprobs));
         let words = (!passage.words.is_empty()).then(|| json!(passage.words));
         self.lane.send([Message::chunk(Chunk {
             text: text.unwrap_or_default(),
             segments: Some(&Value::Array(vec![json!(passage.segment)])),
             words: words.as_ref(),
+            logprobs: logprobs.as_ref(),
             ..Chunk::default()
         })]);
     }

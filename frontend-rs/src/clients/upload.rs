@@ -4,7 +4,7 @@ use tokio::sync::mpsc;
 use tokio::time::{timeout_at, Instant};
 
 use super::envelope::Call;
-use crate::audio::AudioError;
+use crate::audio::{AudioError, Share};
 use crate::http::audio::limits;
 use crate::http::body::too_large;
 use crate::http::{ApiError, App};
@@ -122,12 +122,13 @@ impl Upload {
         self.audio_due > 0
     }
 
-    /// Waits for all parts: (body, samples).
+    /// Waits for all parts: the body, and the samples with their share of the memory that there is for audio.
     pub async fn whole(
         mut self,
         app: &App,
         deadline: Instant,
-    ) -> Result<(Vec<u8>, Vec<f32>), ApiError> {
+    ) -> Result<(Vec<u8>, (Vec<f32>, Share)), ApiError> {
+        let mut share = app.audio.memory.share();
         while self.body_due + self.audio_due > 0 {
             // The session keeps its end for as long as the call is open.
             let part = timeout_at(deadline, self.parts.recv()).await;
@@ -139,12 +140,13 @@ impl Upload {
             self.body_due -= body.len() as u64;
             self.audio.extend(audio);
             self.audio_due -= audio.len() as u64;
+            share.set(self.audio.samples.capacity() * size_of::<f32>())?;
         }
         if !self.audio.rest.is_empty() {
             let message = "the audio ends inside a sample; send f32 samples, four bytes each";
             return Err(ApiError::invalid("file", message).code("invalid_audio"));
         }
-        Ok((self.body, self.audio.samples))
+        Ok((self.body, (self.audio.samples, share)))
     }
 }
 

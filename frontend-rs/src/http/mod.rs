@@ -54,6 +54,8 @@ pub struct HttpConfig {
     pub max_upload: usize,
     /// Longest audio of a file.
     pub max_audio: Duration,
+    /// Bytes that the decoded audio of all requests may take.
+    pub max_audio_memory: usize,
     /// Requests handled at once; more get 429.
     pub max_in_flight: usize,
     pub request_timeout: Duration,
@@ -74,6 +76,7 @@ impl Default for HttpConfig {
             max_body: 32 << 20,
             max_upload: 256 << 20,
             max_audio: Duration::from_secs(7200),
+            max_audio_memory: 2 << 30,
             max_in_flight: 1024,
             request_timeout: Duration::from_secs(600),
             text_threads: std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8)),
@@ -92,7 +95,7 @@ pub struct App {
     in_flight: Arc<Semaphore>,
     /// Files decoded at once.
     decoding: Arc<Semaphore>,
-    audio: audio::Counters,
+    pub(crate) audio: audio::Counters,
     pub(crate) counters: counters::Counters,
     pub(crate) clients: crate::clients::Counters,
 }
@@ -123,7 +126,7 @@ impl App {
                 config.max_in_flight.min(Semaphore::MAX_PERMITS),
             )),
             decoding: Arc::new(Semaphore::new(config.text_threads.max(1))),
-            audio: audio::Counters::default(),
+            audio: audio::Counters::new(config.max_audio_memory),
             pool,
             counters: counters::Counters::default(),
             clients: crate::clients::Counters::default(),

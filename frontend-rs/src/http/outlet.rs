@@ -42,8 +42,9 @@ pub trait TextOutlet: Send + Sync {
 pub trait TranscriptOutlet: Send + Sync {
     type Lane: Outlet;
     fn lane(&self) -> &Self::Lane;
-    /// The next passage; `text` is what it adds to the whole, if it adds anything.
-    fn passage(&self, passage: &Passage, text: Option<&str>);
+    /// The next passage; `text` is what it adds to the whole, if it adds anything. `logprobs`: its log-probabilities are
+    /// wanted.
+    fn passage(&self, passage: &Passage, text: Option<&str>, logprobs: bool);
     fn finished(&self, transcript: &Transcript);
 }
 
@@ -79,10 +80,13 @@ impl TranscriptOutlet for Sink {
         self
     }
 
-    fn passage(&self, _passage: &Passage, text: Option<&str>) {
-        if let Some(text) = text {
-            self.send(&json!({"type": "transcript.text.delta", "delta": text}).to_string());
+    fn passage(&self, passage: &Passage, text: Option<&str>, logprobs: bool) {
+        let Some(text) = text else { return };
+        let mut event = json!({"type": "transcript.text.delta", "delta": text});
+        if logprobs {
+            event["logprobs"] = json!(passage.logprobs);
         }
+        self.send(&event.to_string());
     }
 
     fn finished(&self, transcript: &Transcript) {

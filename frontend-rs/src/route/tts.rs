@@ -15,7 +15,7 @@ pub struct Utterance {
 
 /// Samples of an attachment: f32, little endian. `None` if the bytes are no whole samples.
 pub(super) fn samples(bytes: &[u8]) -> Option<Vec<f32>> {
-    if bytes.len() % 4 != 0 {
+    if !bytes.len().is_multiple_of(4) {
         return None;
     }
     let sample = |word: &[u8]| f32::from_le_bytes([word[0], word[1], word[2], word[3]]);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -188,6 +189,7 @@ pub(super) fn load(folder: &Path) -> Result<TextModel, LoadError> {
         pieces,
         template,
         tokenizer,
+        literal: OnceLock::new(),
     })
 }
 

@@ -12,6 +12,7 @@ pub use pool::{PoolError, TextPool};
 pub use stop::{StopMatch, StopMatcher};
 
 use std::path::Path;
+use std::sync::OnceLock;
 
 use crate::chat::ChatTemplate;
 
@@ -31,6 +32,8 @@ pub struct TextModel {
     pub(crate) pieces: Pieces,
     pub(crate) template: Option<ChatTemplate>,
     tokenizer: tokenizers::Tokenizer,
+    /// The same, to which special tokens in a text are text; made when it is needed.
+    literal: OnceLock<tokenizers::Tokenizer>,
 }
 
 /// Sampling defaults: the checkpoint's `generation_config.json` where it names them, else OpenAI's.
@@ -76,6 +79,20 @@ impl TextModel {
         let encoding = self
             .tokenizer
             .encode_fast(text, add_special_tokens)
+            .map_err(|e| e.to_string())?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Token ids of `text` with nothing added, and no special tokens: those written in the text are text. Slow for long
+    /// texts, and the first time.
+    pub fn encode_literally(&self, text: &str) -> Result<Vec<u32>, String> {
+        let tokenizer = self.literal.get_or_init(|| {
+            let mut tokenizer = self.tokenizer.clone();
+            tokenizer.set_encode_special_tokens(true);
+            tokenizer
+        });
+        let encoding = tokenizer
+            .encode_fast(text, false)
             .map_err(|e| e.to_string())?;
         Ok(encoding.get_ids().to_vec())
     }

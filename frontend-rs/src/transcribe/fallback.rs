@@ -63,6 +63,9 @@ impl<L: Listener> Job<'_, L> {
     ) -> Result<Settled, L::Error> {
         let (speech, settings, context) = (self.speech, self.settings, self.model.context);
         let mut language = language;
+        if speech.multilingual && language.is_none() && !previous.is_empty() {
+            language = self.detect(audio.clone()).await?;
+        }
         let mut settled = None;
         for (rung, temperature) in (0u64..).zip(ladder(settings.temperature)) {
             let detect = speech.multilingual && language.is_none();
@@ -88,6 +91,7 @@ impl<L: Listener> Job<'_, L> {
                     .wrapping_add(audio.start as u64)
                     .wrapping_add(rung),
                 words: settings.words,
+                logprobs: settings.logprobs,
             };
             if rung > 0 {
                 Self::count(&self.tally.fallbacks);
@@ -95,7 +99,9 @@ impl<L: Listener> Job<'_, L> {
             let mut heard = self.listener.listen(attempt).await?;
             if detect {
                 language = heard.tokens.first().copied();
-                heard.tokens.drain(..heard.tokens.len().min(given as usize));
+                let given = given as usize;
+                heard.tokens.drain(..heard.tokens.len().min(given));
+                heard.logprobs.drain(..heard.logprobs.len().min(given));
             }
             let text = speech.decode(self.text(), &heard.tokens);
             let this = Settled {
@@ -112,6 +118,26 @@ impl<L: Listener> Job<'_, L> {
         }
         Self::count(&self.tally.windows);
         Ok(settled.expect("the ladder has a rung, as its start is at most 1"))
+    }
+}
+
+impl<L: Listener> Job<'_, L> {
+    /// The language of a window, in a pass of its own: behind earlier text the same pass would favour that text's.
+    async fn detect(&self, audio: Range<usize>) -> Result<Option<u32>, L::Error> {
+        let (settings, context) = (self.settings, self.model.context);
+        let attempt = Attempt {
+            prompt: self.speech.prompt(&[], None, settings.task, context),
+            max_tokens: 1,
+            ignore_eos: false,
+            detect: true,
+            forced: Vec::new(),
+            temperature: 0.0,
+            seed: settings.seed.wrapping_add(audio.start as u64),
+            words: false,
+            logprobs: false,
+            audio,
+        };
+        Ok(self.listener.listen(attempt).await?.tokens.first().copied())
     }
 }
 

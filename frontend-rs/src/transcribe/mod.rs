@@ -26,7 +26,7 @@ use std::future::Future;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::audio::{Segment, Transcript, Voice, Word};
+use crate::audio::{ScoredToken, Segment, Transcript, Voice, Word};
 use crate::model::ModelEntry;
 use crate::speech::{SpeechModel, Task};
 use crate::text::TextModel;
@@ -55,6 +55,8 @@ pub struct Settings {
     /// Each window gives exactly that many: nothing is taken for silence, and nothing is listened to twice.
     pub ignore_eos: bool,
     pub words: bool,
+    /// Each text token with its log-probability.
+    pub logprobs: bool,
     pub mode: Mode,
     pub seed: u64,
 }
@@ -83,6 +85,7 @@ pub struct Attempt {
     pub temperature: f32,
     pub seed: u64,
     pub words: bool,
+    pub logprobs: bool,
 }
 
 /// What was heard in a window.
@@ -92,6 +95,8 @@ pub struct Heard {
     pub tokens: Vec<u32>,
     pub no_speech: f32,
     pub avg_logprob: f32,
+    /// Of each output token; empty unless asked for.
+    pub logprobs: Vec<f32>,
     /// Seconds in the window at which the text tokens begin, and at which the last one ends.
     pub times: Vec<f32>,
 }
@@ -102,11 +107,12 @@ pub trait Listener: Sync {
     fn listen(&self, attempt: Attempt) -> impl Future<Output = Result<Heard, Self::Error>> + Send;
 }
 
-/// A segment with its words; these are empty unless asked for.
+/// A segment with its words and its scored tokens; these are empty unless asked for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Passage {
     pub segment: Segment,
     pub words: Vec<Word>,
+    pub logprobs: Vec<ScoredToken>,
 }
 
 /// What it took.
@@ -160,6 +166,10 @@ impl<L: Listener> Job<'_, L> {
             .passages
             .iter()
             .flat_map(|passage| passage.words.iter().cloned());
+        let logprobs = written
+            .passages
+            .iter()
+            .flat_map(|passage| passage.logprobs.iter().cloned());
         Ok(Transcript {
             task: settings.task.name(),
             // Of the text: a translation is English.
@@ -169,6 +179,7 @@ impl<L: Listener> Job<'_, L> {
             },
             duration_s: self.duration_s,
             words: settings.words.then(|| words.collect()),
+            logprobs: settings.logprobs.then(|| logprobs.collect()),
             segments: written
                 .passages
                 .into_iter()

@@ -6,7 +6,7 @@ use super::fallback::Settled;
 use super::segments::{split, Split, FRAMES_A_SECOND};
 use super::words::{self, Alignment};
 use super::{Job, Listener, Passage, Report, Written, HOP, WINDOW_FRAMES};
-use crate::audio::{Segment, SAMPLE_RATE};
+use crate::audio::{ScoredToken, Segment, SAMPLE_RATE};
 
 /// Text of a window that was guessed at more than this temperature does not lead the next one.
 const LEADS_BELOW: f32 = 0.5;
@@ -62,7 +62,9 @@ impl<L: Listener> Job<'_, L> {
                     &mut last_word_end_s,
                     start,
                 );
-                if let (false, Some(end)) = (parts.whole || forced, words::end(&found)) {
+                let end = words::end(&found);
+                last_word_end_s = end.unwrap_or(last_word_end_s);
+                if let (false, Some(end)) = (parts.whole || forced, end) {
                     let spoken = end - start as f64 / f64::from(SAMPLE_RATE);
                     if spoken > 0.0 {
                         advance = ((spoken * FRAMES_A_SECOND).round() as usize).clamp(1, size);
@@ -96,7 +98,9 @@ impl<L: Listener> Job<'_, L> {
         let offset_s = start as f64 / f64::from(SAMPLE_RATE);
         let pieces = parts.pieces.iter().map(|piece| {
             let tokens = settled.heard.tokens[piece.tokens.clone()].to_vec();
+            let logprobs = settled.heard.logprobs.get(piece.tokens.clone());
             Passage {
+                logprobs: self.scored(&tokens, logprobs.unwrap_or_default()),
                 segment: Segment {
                     id: 0,
                     seek: (start / HOP) as u32,
@@ -113,6 +117,21 @@ impl<L: Listener> Job<'_, L> {
             }
         });
         pieces.collect()
+    }
+
+    /// The text tokens of a segment with their log-probabilities; none if these were not asked for.
+    fn scored(&self, tokens: &[u32], logprobs: &[f32]) -> Vec<ScoredToken> {
+        let pieces = self.text().pieces();
+        tokens
+            .iter()
+            .zip(logprobs)
+            .filter(|(id, _)| **id < self.speech.eot)
+            .map(|(id, logprob)| ScoredToken {
+                token: pieces.display(*id),
+                logprob: *logprob,
+                bytes: pieces.bytes(*id).to_vec(),
+            })
+            .collect()
     }
 
     fn aligned(&self, settled: &Settled) -> Alignment {

@@ -132,6 +132,37 @@ fn formats_that_do_not_tell_it_come_out_whole() {
     }
 }
 
+/// Its core at half the rate, in full length and at the right speed, whether the file names the extension or not. The
+/// encoder's priming stays, and most of the words' sound is in the core.
+#[test]
+fn he_aac_is_decoded_without_its_high_band() {
+    for (file, container) in [("he.aac", "AAC"), ("he.m4a", "MP4"), ("he-v2.m4a", "MP4")] {
+        let audio = decoded(&asset(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
+        let source = &audio.source;
+        assert_eq!(
+            (
+                source.container,
+                source.codec.as_str(),
+                source.rate,
+                source.channels
+            ),
+            (container, "AAC", 22_050, 1),
+            "{file}"
+        );
+        assert!(
+            (2.0..2.3).contains(&audio.duration_s),
+            "{file}: {} s",
+            audio.duration_s
+        );
+        let likeness = compare(&audio.pcm, &speech(), 3200);
+        assert!(
+            likeness.correlation > 0.9 && (0.8..1.1).contains(&likeness.gain),
+            "{file}: {likeness:?}"
+        );
+        assert!((0..3200).contains(&likeness.lag), "{file}: {likeness:?}");
+    }
+}
+
 #[test]
 fn ogg_streams_that_follow_each_other_are_joined() {
     let file = [

@@ -132,11 +132,7 @@ async fn a_stream_has_the_text_of_the_whole() {
         (reply.status, reply.header("content-type")),
         (200, Some("text/event-stream; charset=utf-8"))
     );
-    let events: Vec<Value> = reply
-        .text()
-        .split_terminator("\n\n")
-        .map(|event| serde_json::from_str(event.strip_prefix("data: ").unwrap()).unwrap())
-        .collect();
+    let events = events(&reply);
     let (last, deltas) = events.split_last().unwrap();
     assert!(
         deltas.len() >= 4
@@ -152,6 +148,36 @@ async fn a_stream_has_the_text_of_the_whole() {
     let done =
         json!({"type": "transcript.text.done", "text": whole["text"], "usage": whole["usage"]});
     assert_eq!(last, &done);
+}
+
+#[tokio::test]
+async fn log_probabilities_of_the_text_are_shown_in_openais_shape() {
+    let (server, backend) = server(&[" h", "\u{f6}"]).await;
+    let ask = ("include[]", "logprobs");
+    let token = |byte: u8, shown: &str| {
+        let logprob = -f64::from(byte) / 1024.0;
+        json!({"token": shown, "logprob": logprob, "bytes": [byte]})
+    };
+    // The language, the task and times are no text.
+    let first = [token(b' ', " "), token(b'h', "h")];
+    let second = [token(0xC3, "bytes:\\xc3"), token(0xB6, "bytes:\\xb6")];
+    let both = [&first[..], &second[..]].concat();
+    let body = transcribe(&server, &[ask]).await.ok();
+    assert_eq!(body["text"], "h\u{f6}");
+    assert_eq!(body["logprobs"], json!(both));
+    assert!(body["usage"].is_object());
+    let seen = events(&transcribe(&server, &[ask, ("stream", "true")]).await);
+    assert_eq!(seen.len(), 3);
+    assert_eq!(seen[0]["logprobs"], json!(first));
+    assert_eq!(seen[1]["logprobs"], json!(second));
+    assert_eq!(seen[2]["logprobs"], json!(both));
+    assert_eq!(backend.last().sampling.logprobs, Some(0));
+    // Nobody pays for what was not asked for.
+    let body = transcribe(&server, &[]).await.ok();
+    assert!(body.get("logprobs").is_none());
+    let seen = events(&transcribe(&server, &[("stream", "true")]).await);
+    assert!(seen.iter().all(|event| event.get("logprobs").is_none()));
+    assert_eq!(backend.last().sampling.logprobs, None);
 }
 
 #[tokio::test]
@@ -258,7 +284,7 @@ async fn language_prompt_temperature_and_task_reach_the_window() {
         .await
         .ok();
     let window = backend.last();
-    assert_eq!(window.prompt.len(), 1 + 223 + 1);
+    assert_eq!(window.prompt.len(), 1 + 223 + 3);
     assert!(window.prompt.len() + window.max_tokens as usize <= 448);
 }
 

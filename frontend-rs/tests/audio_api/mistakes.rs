@@ -103,7 +103,14 @@ async fn what_a_model_cannot_do_names_the_parameter() {
         (&[("model", "english"), ("language", "de")], "language"),
         (&[("temperature", "2")], "temperature"),
         (&[("response_format", "docx")], "response_format"),
-        (&[("include[]", "logprobs")], "include"),
+        (&[("include[]", "words")], "include"),
+        (
+            &[
+                ("include[]", "logprobs"),
+                ("response_format", "verbose_json"),
+            ],
+            "include",
+        ),
         (
             &[("stream", "true"), ("response_format", "srt")],
             "response_format",

@@ -7,13 +7,18 @@ mod http;
 use std::sync::{Arc, OnceLock};
 
 use denizen_frontend::model::ModelEntry;
-use denizen_frontend::route::{AsrResult, Event, FinishReason, Generate, Usage};
-use serde_json::json;
+use denizen_frontend::route::{AsrResult, Event, FinishReason, Generate, TokenLogprob, Usage};
+use serde_json::{json, Value};
 
 pub use http::backend::{bytes, done, failed, Scripted, Step};
 pub use http::client::{request, Reply};
 pub use http::models::{asset, tiny, Folder};
 pub use http::server::Server;
+
+/// The `tokenizer.json` of the toys: a byte is a token.
+pub fn tokenizer() -> String {
+    http::models::tiny_tokenizer().to_string()
+}
 
 pub const EOT: u32 = 300;
 pub const SOT: u32 = 301;
@@ -31,7 +36,7 @@ pub fn time(seconds: f64) -> u32 {
 
 fn speech_model(name: &str, multilingual: bool) -> Arc<ModelEntry> {
     let folder = Folder::new(name);
-    folder.write("tokenizer.json", http::models::tiny_tokenizer().to_string());
+    folder.write("tokenizer.json", tokenizer());
     folder.write_json(
         "config.json",
         &json!({
@@ -67,7 +72,14 @@ pub fn models() -> Vec<Arc<ModelEntry>> {
 /// A window in which these words are said, each a segment of a second; with detection the language is German.
 pub fn says(request: &Generate, words: &[&str]) -> Vec<Step> {
     let window = request.asr.as_ref().expect("a window");
-    let token = |id| Step::Event(Event::Token { id, logprob: None });
+    let scored = request.sampling.logprobs.is_some();
+    let token = |id: u32| {
+        let logprob = scored.then(|| TokenLogprob {
+            logprob: -(id as f32) / 1024.0,
+            top: Vec::new(),
+        });
+        Step::Event(Event::Token { id, logprob })
+    };
     let mut steps = Vec::new();
     if window.detect {
         steps.push(token(DE));
@@ -174,6 +186,15 @@ pub async fn post(server: &Server, path: &str, file: &[u8], fields: &[(&str, &st
         &body,
     )
     .await
+}
+
+/// The events of a stream.
+pub fn events(reply: &Reply) -> Vec<Value> {
+    reply
+        .text()
+        .split_terminator("\n\n")
+        .map(|event| serde_json::from_str(event.strip_prefix("data: ").unwrap()).unwrap())
+        .collect()
 }
 
 pub async fn transcribe(server: &Server, fields: &[(&str, &str)]) -> Reply {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use denizen_frontend::http::HttpConfig;
 use denizen_frontend::route::SubmitError;
+use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
@@ -125,4 +126,44 @@ async fn only_the_first_window_is_refused_for_lack_of_room() {
     };
     let (reply, ()) = tokio::join!(reply, keeper);
     assert_eq!(reply.ok()["text"], "x x");
+}
+
+#[tokio::test]
+async fn the_audio_of_all_files_together_is_bounded() {
+    let backend = Scripted::new(models(), |request| {
+        let mut steps = vec![Step::Gate];
+        steps.extend(says(request, &[" x"]));
+        steps
+    });
+    let config = HttpConfig {
+        // A minute takes 3.84 MB, and a quarter more while it grows.
+        max_audio_memory: 8 << 20,
+        ..HttpConfig::default()
+    };
+    let server = Server::with(config, backend.clone()).await;
+    let held = || metric(&server, "denizen_audio_memory_bytes");
+    let (minute, long) = (wav(&speech_for(60)), wav(&speech_for(150)));
+    let reply = post(&server, TRANSCRIPTIONS, &long, &[]).await;
+    assert_eq!((reply.status, reply.code()), (413, json!("audio_too_long")));
+    assert!(reply.text().contains("8 MiB") && reply.text().contains("--max-audio-memory"));
+    assert_eq!(held().await, 0.0);
+    let first = async { post(&server, TRANSCRIPTIONS, &minute, &[("language", "en")]).await };
+    let others = async {
+        until("the first window", || backend.live() == 1).await;
+        assert_eq!(held().await, 60.0 * 16_000.0 * 4.0);
+        let reply = post(&server, TRANSCRIPTIONS, &wav(&speech_for(90)), &[]).await;
+        assert_eq!(
+            (reply.status, reply.code()),
+            (429, json!("rate_limit_exceeded"))
+        );
+        assert!(reply.text().contains("8 MiB") && reply.text().contains("--max-audio-memory"));
+        assert!(reply.header("retry-after").is_some());
+        // What fits is heard beside it.
+        backend.gate.add_permits(100);
+        transcribe(&server, &[]).await.ok();
+    };
+    let (reply, ()) = tokio::join!(first, others);
+    reply.ok();
+    assert_eq!(held().await, 0.0, "given back");
+    post(&server, TRANSCRIPTIONS, &minute, &[]).await.ok();
 }

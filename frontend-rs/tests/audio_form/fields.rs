@@ -44,7 +44,6 @@ async fn every_field_is_read() {
         text("max_tokens", "27"),
         text("ignore_eos", "true"),
         text("timestamp_granularities[]", "word"),
-        text("include[]", "logprobs"),
         text("chunking_strategy", "auto"),
         text("stream", "False"),
         text("user", "me"),
@@ -64,8 +63,10 @@ async fn every_field_is_read() {
     );
     assert_eq!(
         (form.stream, form.logprobs, form.chunking),
-        (false, true, Chunking::Auto)
+        (false, false, Chunking::Auto)
     );
+    let form = accepted(&[text("include[]", "logprobs"), text("stream", "true")]).await;
+    assert!(form.logprobs && form.stream);
 
     let content_type = format!("multipart/form-data; boundary=\"{BOUNDARY}\"");
     let body = Body::from(body(&[MODEL, FILE]));

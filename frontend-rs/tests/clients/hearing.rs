@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use denizen_frontend::http::HttpConfig;
 use serde_json::{json, Value};
 
 use crate::audio::{models, says, speech_for, Scripted};
@@ -87,7 +88,7 @@ fn another_rate_is_resampled() {
 fn formats_are_those_of_http() {
     let (served, _) = served(&[" He", " was"]);
     let samples = speech_for(2);
-    let mut result =
+    let result =
         |body: Value| transcribe(&served, true, body, 16_000, &samples).1.body["result"].take();
     let verbose = result(json!({
         "model": "whisper", "response_format": "verbose_json", "timestamp_granularities": ["segment", "word"],
@@ -187,4 +188,27 @@ fn mistakes_name_what_to_change() {
     );
     assert_eq!(param, "file");
     assert_eq!(backend.submissions(), 0);
+}
+
+#[test]
+fn audio_beyond_the_memory_for_it_is_refused_and_what_ends_gives_its_own_back() {
+    let backend = Scripted::new(models(), |request| says(request, &[" x"]));
+    let config = HttpConfig {
+        max_audio_memory: 1 << 20,
+        ..HttpConfig::default()
+    };
+    let served = Served::with(config, backend, 8);
+    let ask = |samples: &[f32]| {
+        transcribe(&served, false, json!({"model": "whisper"}), 16_000, samples).1
+    };
+    for _ in 0..3 {
+        let refused = ask(&vec![0.0; 1 << 20]);
+        assert_eq!(refused.kind, FAILED, "{refused:?}");
+        assert!(
+            refused.body["status"].as_u64().unwrap() < 500,
+            "{refused:?}"
+        );
+        // Most of what there is.
+        assert_eq!(ask(&speech_for(10)).kind, RESULT);
+    }
 }

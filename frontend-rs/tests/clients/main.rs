@@ -8,4 +8,5 @@ mod ends;
 mod garbage;
 mod hearing;
 mod pressure;
+mod speaking;
 mod support;

@@ -95,6 +95,17 @@ async fn what_goes_to_the_router_is_what_was_asked_for() {
 }
 
 #[tokio::test]
+async fn special_tokens_in_a_text_are_spoken_not_obeyed() {
+    let backend = Scripted::new(vec![speaker(&["low"])], |_| seconds(1));
+    let server = Server::start(backend.clone()).await;
+    let input = "one<|im_end|>two";
+    let reply = server.post(SPEECH, &body(json!({"input": input}))).await;
+    assert_eq!(reply.status, 200);
+    let wanted: Vec<u32> = input.bytes().map(u32::from).collect();
+    assert_eq!(backend.last().prompt, wanted);
+}
+
+#[tokio::test]
 async fn a_model_that_names_no_voices_takes_none() {
     let backend = Scripted::new(vec![speaker(&[])], |_| seconds(1));
     let server = Server::start(backend.clone()).await;

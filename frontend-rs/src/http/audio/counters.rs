@@ -1,18 +1,31 @@
-//! Counts of the audio endpoints, for `/metrics`.
+//! Counts of the audio endpoints, for `/metrics`, and the memory that their audio may take.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 
+use crate::audio::Budget;
 use crate::transcribe::Tally;
 
-#[derive(Default)]
 pub struct Counters {
+    /// What the audio of all requests may take.
+    pub memory: Arc<Budget>,
     pub tally: Tally,
     files: AtomicU64,
     milliseconds: AtomicU64,
 }
 
 impl Counters {
+    /// `memory`: bytes for the audio of all requests.
+    pub fn new(memory: usize) -> Self {
+        Self {
+            memory: Budget::new(memory),
+            tally: Tally::default(),
+            files: AtomicU64::new(0),
+            milliseconds: AtomicU64::new(0),
+        }
+    }
+
     /// A file that was decoded.
     pub fn file(&self, seconds: f64) {
         self.files.fetch_add(1, Ordering::Relaxed);
@@ -51,6 +64,11 @@ impl Counters {
                 "# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}"
             );
         }
+        let (name, used) = ("denizen_audio_memory_bytes", self.memory.used());
+        let _ = writeln!(
+            out,
+            "# HELP {name} Bytes that decoded audio takes now.\n# TYPE {name} gauge\n{name} {used}"
+        );
         out
     }
 }

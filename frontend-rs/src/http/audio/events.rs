@@ -33,11 +33,12 @@ pub async fn stream(work: Work, outlet: &impl TranscriptOutlet, admission: Admis
     } = admission;
     let app = work.app.clone();
     let lane = outlet.lane();
+    let logprobs = work.settings.logprobs;
     let mut deltas = Deltas::default();
     let mut report = |passages: &[crate::transcribe::Passage], _| {
         for passage in passages {
             let text = deltas.push(&passage.segment.text);
-            outlet.passage(passage, text.as_deref());
+            outlet.passage(passage, text.as_deref(), logprobs);
         }
     };
     let result = tokio::select! {

@@ -67,7 +67,9 @@ async fn answer(app: Arc<App>, request: Request, task: Task) -> Result<Response,
         form.stream,
     );
     let limits = limits(&app);
-    let open = move |go_on: &mut dyn FnMut() -> bool| Ok(Recording::open(&file, &limits, go_on)?);
+    let share = app.audio.memory.share();
+    let open =
+        move |go_on: &mut dyn FnMut() -> bool| Ok(Recording::open(&file, &limits, share, go_on)?);
     let work = Work::prepare(&app, admission.deadline, form, open).await?;
     if stream {
         let (sink, body) = sse::channel(app.config.max_buffered, app.config.slow_client_timeout);

@@ -31,10 +31,6 @@ pub fn settle<F>(form: &Transcription<F>, model: &ModelEntry) -> Result<Settings
             return Err(ApiError::invalid("language", message));
         }
     }
-    if form.logprobs {
-        let message = "'include' 'logprobs' is not supported; 'verbose_json' has 'avg_logprob' of each segment";
-        return Err(ApiError::unsupported("include", message));
-    }
     let most = model.context / 2;
     if let Some(asked) = form.max_tokens.filter(|asked| *asked > most) {
         let message = format!(
@@ -57,6 +53,7 @@ pub fn settle<F>(form: &Transcription<F>, model: &ModelEntry) -> Result<Settings
         max_tokens: form.max_tokens.unwrap_or(most),
         ignore_eos: form.ignore_eos,
         words: form.granularities.word,
+        logprobs: form.logprobs,
         mode: mode(form.chunking),
         seed: rand::random(),
     })

@@ -123,6 +123,11 @@ impl<F> Transcription<F> {
                            'text'";
             return Err(ApiError::invalid("response_format", message));
         }
+        let logprobs = logprobs(&mut form)?;
+        if logprobs && response_format != ResponseFormat::Json {
+            let message = "'include' 'logprobs' needs 'response_format' to be 'json'";
+            return Err(ApiError::invalid("include", message));
+        }
         for name in ["known_speaker_names", "known_speaker_references"] {
             if !form.list(name).is_empty() {
                 let message = format!("'{name}' is not supported: speakers are not told apart");
@@ -151,7 +156,7 @@ impl<F> Transcription<F> {
             temperature: number(&mut form, "temperature", 0.0, 1.0)?,
             granularities: granularities(&mut form, response_format)?,
             stream,
-            logprobs: logprobs(&mut form)?,
+            logprobs,
             chunking: chunking(&mut form)?,
             file: file(&mut form)?,
         };
@@ -341,6 +346,15 @@ impl From<AudioError> for ApiError {
             AudioError::TooLarge { .. } => {
                 Self::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message).param("file")
             }
+            AudioError::BeyondMemory { .. } => {
+                Self::new(StatusCode::PAYLOAD_TOO_LARGE, "audio_too_long", message).param("file")
+            }
+            AudioError::NoMemory { .. } => Self::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                "rate_limit_exceeded",
+                message,
+            )
+            .retry_after(5),
             AudioError::TooLong { .. } => Self::invalid("file", message).code("audio_too_long"),
             _ => Self::invalid("file", message).code("invalid_audio"),
         }

@@ -58,7 +58,7 @@ pub fn prepare(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
     fields.finish()?;
     let prompt = model
         .text
-        .encode(&input, false)
+        .encode_literally(&input)
         .map_err(|e| ApiError::invalid("input", format!("'input' could not be tokenized: {e}")))?;
     if prompt.is_empty() {
         return Err(nothing_to_say());

@@ -62,11 +62,8 @@ pub async fn speech(State(app): State<Arc<App>>, request: Request) -> Result<Res
 async fn whole(job: &Job, speaking: &mut Speaking) -> Result<Vec<u8>, ApiError> {
     let mut encoder = Encoder::new(job.format, job.rate)?;
     let mut file = Vec::new();
-    loop {
-        match speaking.next().await? {
-            Step::Audio(samples) => file.extend(encoder.push(&samples)?),
-            Step::Done(..) => break,
-        }
+    while let Step::Audio(samples) = speaking.next().await? {
+        file.extend(encoder.push(&samples)?);
     }
     file.extend(encoder.finish()?);
     encoder.seal(&mut file);

@@ -47,6 +47,7 @@ pub(super) fn settings() -> Settings {
         max_tokens: 224,
         ignore_eos: false,
         words: false,
+        logprobs: false,
         mode: Mode::Sequential,
         seed: 1,
     }
@@ -127,6 +128,7 @@ pub(super) fn said(segments: &[(f64, &str, f64)], more: bool) -> Heard {
         tokens,
         avg_logprob: -0.25,
         no_speech: 0.125,
+        logprobs: Vec::new(),
         times: Vec::new(),
     }
 }

@@ -173,6 +173,69 @@ fn the_first_window_tells_the_language() {
 }
 
 #[test]
+fn the_prompt_has_no_say_in_the_language() {
+    let mut settings = settings();
+    settings.language = None;
+    settings.prompt = vec![7, 8];
+    settings.temperature = 0.4;
+    settings.words = true;
+    let outcome = run(&settings, &all(60.0), |_, attempt| {
+        if attempt.detect {
+            return Heard {
+                tokens: vec![DE],
+                ..Heard::default()
+            };
+        }
+        said(&[(0.0, " ja", 30.0)], false)
+    });
+    let first = &outcome.asked[0];
+    assert!(first.detect && first.forced.is_empty() && !first.words);
+    assert_eq!((&first.prompt[..], first.max_tokens), (&[SOT][..], 1));
+    assert_eq!(
+        (first.audio.clone(), first.temperature),
+        (0..WINDOW, 0.0),
+        "all of the window, greedily"
+    );
+    assert_eq!(outcome.asked[1].audio, 0..WINDOW);
+    assert_eq!(outcome.asked[1].prompt, [PREV, 7, 8, SOT, DE, TRANSCRIBE]);
+    assert!(outcome.asked[1..].iter().all(|attempt| !attempt.detect));
+    assert_eq!(
+        (outcome.asked.len(), outcome.transcript.language),
+        (3, "de")
+    );
+    assert_eq!(outcome.tally.windows.into_inner(), 2);
+}
+
+#[test]
+fn tokens_are_scored_where_that_is_asked_for() {
+    let mut settings = settings();
+    settings.language = None;
+    let script = |_: usize, attempt: &Attempt| {
+        let mut heard = said(
+            &[(0.0, " a", 1.0), (1.0, "b", 2.0), (2.0, "no length", 2.0)],
+            false,
+        );
+        heard.tokens.splice(0..0, [DE, TRANSCRIBE]);
+        // Less by one a token, from the language on.
+        if attempt.logprobs {
+            heard.logprobs = (0..heard.tokens.len()).map(|i| -(i as f32)).collect();
+        }
+        heard
+    };
+    assert_eq!(run(&settings, &all(5.0), script).transcript.logprobs, None);
+    settings.logprobs = true;
+    let outcome = run(&settings, &all(5.0), script);
+    let scored = outcome.transcript.logprobs.unwrap();
+    let shown: Vec<_> = scored
+        .iter()
+        .map(|s| (s.token.as_str(), s.logprob))
+        .collect();
+    // Neither the language and the task, nor times; and nothing of a segment without length.
+    assert_eq!(shown, [(" ", -3.0), ("a", -4.0), ("b", -7.0)]);
+    assert_eq!(scored[1].bytes, b"a");
+}
+
+#[test]
 fn silence_is_not_listened_to() {
     let quiet = voice(&[], 10 * S);
     let outcome = run(&settings(), &quiet, |_, attempt| panic!("{attempt:?}"));
