@@ -8,16 +8,34 @@ import sys
 
 from denizen.bench.errors import BenchError
 
-_EXTRA = ("aiohttp", "jiwer", "soundfile", "tqdm", "whisper_normalizer")
+_EXTRA = ("aiohttp", "jinja2", "jiwer", "matplotlib", "soundfile", "tqdm", "whisper_normalizer")
 _REMEDY = "denizen-bench: {} is not installed: pip install 'denizen[bench]'"
 try:
-    from denizen.bench import arena, asr, cpu_text, frontend, gpu_asr, gpu_text, phases, sdk, text
+    from denizen.bench import (
+        arena,
+        asr,
+        compare,
+        cpu_text,
+        frontend,
+        gpu_asr,
+        gpu_text,
+        mixed,
+        phases,
+        plot,
+        sdk,
+        sweep,
+        text,
+        tts,
+        tts_wer,
+    )
 except ModuleNotFoundError as missing:  # the base install leaves out what only the harness needs
     if missing.name not in _EXTRA:
         raise
     sys.exit(_REMEDY.format(missing.name))
 
-_COMMANDS = (text, asr, cpu_text, gpu_text, gpu_asr, frontend, arena, sdk, phases)
+_KINDS = (text.KIND, asr.KIND, tts.KIND)
+_MIXED = mixed.Mixed(_KINDS)
+_COMMANDS = (tts_wer, cpu_text, gpu_text, gpu_asr, frontend, arena, sdk, phases, plot)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,6 +47,11 @@ def main(argv: list[str] | None = None) -> int:
         prog="denizen-bench", description="Measures Denizen, and any OpenAI-compatible server beside it."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for kind in _KINDS:
+        kind.add_parser(commands)
+    _MIXED.add_parser(commands)
+    sweep.add_parser(commands, _KINDS)
+    compare.add_parser(commands, (*_KINDS, _MIXED))
     for command in _COMMANDS:
         command.add_parser(commands)
     options = parser.parse_args(argv)

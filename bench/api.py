@@ -55,18 +55,23 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         self._pool.close()
 
-    async def models(self) -> list[str]:
-        """Names that the server offers. Raises BenchError if it cannot be asked."""
+    async def models(self, flags: str = "--") -> list[str]:
+        """Names that the server offers; none if it has no list of them.
+
+        Raises BenchError, which names the option `url`, if it cannot be asked.
+        """
         url = self._models
         answer = Whole()
         try:
             async with asyncio.timeout(self._timeout):
                 await self._pool.request(path_of(url), answer)
+            if answer.status == 404:
+                return []
             if answer.status != 200:
                 raise BenchError(f"{url} answered {answer.status}: {error_text(answer.text())}")
             return [str(model["id"]) for model in json.loads(answer.text())["data"]]
         except OSError as error:  # TimeoutError among them
-            raise BenchError(f"no server answers at {url} ({error}); is --url right?") from error
+            raise BenchError(f"no server answers at {url} ({error}); is {flags}url right?") from error
         except (ValueError, KeyError, TypeError) as error:
             raise BenchError(f"{url} did not answer with a list of models; is it an OpenAI-compatible API?") from error
 
@@ -83,20 +88,24 @@ class Client:
         answer: Whole,
         read: Callable[[], None],
         content_type: str = "application/json",
+        pace: float | None = None,
     ) -> None:
         """Sends `payload`, times it, and calls `read` when an answer with status 200 is complete.
 
-        What goes wrong, in `read` too, becomes the record's `error`.
+        With a `pace` the answer is read at so many bytes a second. What goes wrong, in `read` too, becomes the record's
+        `error`.
         """
         record.sent = clock.now()
         try:
             async with asyncio.timeout(self._timeout):
-                await self._pool.request(path, answer, payload, content_type)
+                await self._pool.request(path, answer, payload, content_type, pace)
             record.end = clock.now()
             if answer.status != 200:
                 record.error = f"HTTP {answer.status}: {error_text(answer.text())}"
             else:
                 read()
+        except Left:
+            record.end = clock.now()
         except ErrorEvent as error:
             record.error = f"error event: {error}"
         except TimeoutError:
@@ -113,41 +122,52 @@ class ErrorEvent(Exception):
     """A stream carried an error; its message."""
 
 
+class Left(Exception):
+    """The client goes away before the end of the answer, as it was told to."""
+
+
 class Whole:
     """Keeps an answer (:class:`denizen.bench.http1.Sink`)."""
 
     def __init__(self) -> None:
         self.status = 0
+        self.headers: dict[str, str] = {}
         self._parts: list[bytes] = []
 
-    def begin(self, status: int) -> None:
-        self.status = status
+    def begin(self, status: int, headers: dict[str, str]) -> None:
+        self.status, self.headers = status, headers
 
     def feed(self, data: bytes) -> None:
         self._parts.append(data)
 
+    def content(self) -> bytes:
+        return b"".join(self._parts)
+
     def text(self) -> str:
-        return b"".join(self._parts).decode(errors="replace")
+        return self.content().decode(errors="replace")
 
 
-def choose_model(target: T) -> T:
+def choose_model(target: T, flags: str = "--") -> T:
     """The target with the model that is meant: the one it names, or else the only one that the server offers.
 
-    Raises BenchError if there is no such model, or more than one to choose from.
+    A server without a list of models, as some that speak are, is believed to have the one that is named.
+
+    `flags` is what the options that name server and model start with. Raises BenchError if there is no such model, or
+    more than one to choose from.
     """
 
     async def ask() -> list[str]:
         async with Client(target) as client:
-            return await client.models()
+            return await client.models(flags)
 
     offered = asyncio.run(ask())
     names = ", ".join(offered) or "none"
     if not target.model:
         if len(offered) != 1:
-            raise BenchError(f"--model is needed: the server offers {names}")
+            raise BenchError(f"{flags}model is needed: the server offers {names}")
         return dataclasses.replace(target, model=offered[0])
-    if target.model not in offered:
-        raise BenchError(f"--model {target.model}: the server offers {names}")
+    if offered and target.model not in offered:
+        raise BenchError(f"{flags}model {target.model}: the server offers {names}")
     return target
 
 
@@ -163,4 +183,4 @@ def error_text(text: str) -> str:
         error = json.loads(text)["error"]
         return str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, KeyError, TypeError):
-        return text[:200].strip() or "(empty body)"
+        return " ".join(text.split())[:200] or "(empty body)"

@@ -15,7 +15,6 @@ from denizen.bench import environment
 from denizen.bench.errors import BenchError
 from denizen.bench.options import add_report_options, finish, positive_float, positive_int, progress, shown
 from denizen.bench.processes import cpu_seconds
-from denizen.bench.report import table
 from denizen.bench.schema import Report
 from denizen.bench.stats import distribution
 
@@ -42,7 +41,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--bytes", type=positive_int, default=64, help="of a message (default: %(default)s)")
     parser.add_argument("--blobs", type=positive_int, default=64, help="1 MiB each, a round (default: %(default)s)")
     parser.add_argument("--idle", type=positive_float, default=5.0, metavar="S", help="default: %(default)g s")
-    add_report_options(parser)
+    add_report_options(parser, records=False)
     parser.set_defaults(run=run)
 
 
@@ -50,19 +49,7 @@ def run(options: argparse.Namespace) -> int:
     report = Report("arena", environment.describe(), shown(options))
     with arena_child() as host, socket_child() as plain:
         _measure(host, plain, options, report.figures)
-    figures = report.figures
-    rows = [
-        [name, f"{found.p50:.1f}", f"{found.p99:.1f}", f"{found.max:.1f}"]
-        for name, found in figures["round_trip_us"].items()
-    ]
-    body = "\n".join(
-        [
-            table(["round trip, µs", "p50", "p99", "max"], rows),
-            f"1 MiB blobs: {figures['blob_mib_per_s']:.0f} MiB/s, memcpy {figures['memcpy_mib_per_s']:.0f} MiB/s",
-            f"idle CPU of both ends: {figures['idle_cpu_percent']:.2f} % of one CPU",
-        ]
-    )
-    return finish(report, options, body)
+    return finish(report, options)
 
 
 def _measure(host: HostArena, plain: socket.socket, options: argparse.Namespace, figures: dict[str, Any]) -> None:

@@ -7,31 +7,21 @@ import dataclasses
 import hashlib
 import json
 import random
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from denizen.bench import clips, environment, synthetic
-from denizen.bench.api import choose_model
+from denizen.bench import clips, synthetic
 from denizen.bench.asr_client import AsrTarget, Job
-from denizen.bench.asr_report import transcript_table
-from denizen.bench.levels import collect, run_levels
-from denizen.bench.options import (
-    add_load_options,
-    add_report_options,
-    add_server_options,
-    check_passes,
-    finish,
-    load_levels,
-    positive_int,
-    progress,
-    shown,
-)
+from denizen.bench.errors import BenchError
+from denizen.bench.kind import Kind
+from denizen.bench.options import positive_int
 from denizen.bench.quality import assess
-from denizen.bench.schema import Report, Transcript, TranscriptSummary, write_records
+from denizen.bench.schema import Transcript, TranscriptSummary
 from denizen.bench.stats import distribution
+from denizen.bench.summary import common
 from denizen.bench.synthetic import Lengths
+from denizen.bench.workload import digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,16 +53,9 @@ def form_field(text: str) -> tuple[str, str]:
     return name, value
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "asr",
-        help="transcription on an OpenAI-compatible server: speed and word errors",
-        description="Uploads recordings to /v1/audio/transcriptions of any OpenAI-compatible server and reports "
-        "requests/s, seconds of audio a second (RTFx), latency, and against reference texts the word error rate, empty "
-        "and invented transcripts. Any failed request makes the result invalid and the exit status 1.",
-    )
-    add_server_options(parser)
-    source = parser.add_mutually_exclusive_group(required=True)
+def _add_options(options: argparse.ArgumentParser) -> None:
+    parser = options.add_argument_group("requests")
+    source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "--data",
         type=Path,
@@ -85,12 +68,24 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--synthetic-from", type=Path, nargs="+", metavar="FILE", help="the same cut from 16 kHz recordings"
     )
     parser.add_argument(
+        "--silence",
+        type=positive_int,
+        metavar="N",
+        help="add N clips of silence, faint hiss, rumble and hum: words in their transcripts are invented",
+    )
+    parser.add_argument(
         "--clips", type=positive_int, metavar="N", help=f"use the first N (default: all; synthetic: {SYNTHETIC_CLIPS})"
     )
     parser.add_argument(
-        "--seconds", type=spread, default=SECONDS, metavar="MIN:MAX[:MEAN]", help="synthetic lengths (2:20:7.4)"
+        "--seconds",
+        type=spread,
+        default=SECONDS,
+        metavar="MIN:MAX[:MEAN]",
+        help="lengths of clips that are made (2:20:7.4)",
     )
-    parser.add_argument("--format", choices=("wav", "flac"), default="flac", help="synthetic uploads (%(default)s)")
+    parser.add_argument(
+        "--format", choices=("wav", "flac"), default="flac", help="of clips that are made (%(default)s)"
+    )
     parser.add_argument("--requests", type=positive_int, metavar="N", help="a pass (default: each clip once)")
     parser.add_argument("--language", help="of clips that name none (default: the server detects it)")
     parser.add_argument(
@@ -113,54 +108,41 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="NAME=VALUE",
         help="another field of every form, for example temperature=0; repeatable",
     )
-    add_load_options(parser)
-    add_report_options(parser)
-    parser.set_defaults(run=run)
-
-
-def run(options: argparse.Namespace) -> int:
-    check_passes(options)
-    report = Report("asr", environment.describe(), shown(options))
-    with tempfile.TemporaryDirectory(prefix="denizen-bench-") as scratch:
-        records = _measure(options, report, Path(scratch))
-    if options.records:
-        write_records(options.records, records)
-    return finish(report, options, transcript_table(report.results))
-
-
-def _measure(options: argparse.Namespace, report: Report, scratch: Path) -> list[Transcript]:
-    chosen = prepare(options, scratch)
-    target = choose_model(
-        AsrTarget(
-            url=options.url,
-            model=options.model or "",
-            api_key=options.api_key,
-            timeout=options.timeout,
-            clips=tuple(chosen),
-            response_format=options.response_format,
-            fields=dict(options.field),
-        )
-    )
-    report.options["model"] = target.model
-    load = AsrLoad(target.clips, options.requests or len(chosen), options.seed, options.output_tokens)
-    levels = load_levels(options)
-    with progress(len(levels) * options.passes * load.requests, "req", options) as bar:
-        results, levels_records = run_levels(target, load, levels, options.passes, bar, options.processes)
-    collect(report, results, levels_records, options.max_client_lag / 1000)
-    report.data = {"seed": options.seed, "sha256": load.sha256(), **describe(target.clips)}
-    return [record for level_records in levels_records for record in level_records]
 
 
 def prepare(options: argparse.Namespace, scratch: Path) -> list[Clip]:
-    """The clips that the options ask for, those that are made in `scratch`."""
+    """The clips that the options ask for, those that are made in `scratch`. Raises BenchError for none."""
+    found: list[Clip] = []
     if options.data is not None:
         found = clips.read(options.data)[: options.clips]
-    else:
+    elif options.synthetic or options.synthetic_from:
         count = options.clips or SYNTHETIC_CLIPS
         found = synthetic.make(scratch, count, options.seconds, options.format, options.seed, options.synthetic_from)
+    if options.silence:
+        if options.output_tokens:
+            raise BenchError(
+                "--silence: answers of forced length (--output-tokens) cannot be empty; leave one of them out"
+            )
+        found += synthetic.silence(scratch, options.silence, options.seconds, options.format, options.seed)
+    if not found:
+        raise BenchError("asr needs recordings: give --data, --synthetic, --synthetic-from or --silence")
     if options.language:
         found = [dataclasses.replace(clip, language=clip.language or options.language) for clip in found]
     return found
+
+
+def _prepare(options: argparse.Namespace, scratch: Path) -> tuple[AsrTarget, AsrLoad]:
+    chosen = tuple(prepare(options, scratch))
+    target = AsrTarget(
+        url=options.url,
+        model=options.model or "",
+        api_key=options.api_key,
+        timeout=options.timeout,
+        clips=chosen,
+        response_format=options.response_format,
+        fields=dict(options.field),
+    )
+    return target, AsrLoad(chosen, options.requests or len(chosen), options.seed, options.output_tokens)
 
 
 def describe(chosen: Sequence[Clip]) -> dict[str, Any]:
@@ -185,7 +167,7 @@ class AsrLoad:
     requests: int
     seed: int
     output_tokens: Lengths | None = None
-    _hash: Any = field(default_factory=hashlib.sha256, repr=False)
+    _digests: dict[tuple[int, int], bytes] = field(default_factory=dict, repr=False)
 
     def jobs(self, level: int, number: int) -> list[Job]:
         rng = random.Random(f"{self.seed}/{level}/{number}")
@@ -196,13 +178,16 @@ class AsrLoad:
             Job(index, clip, self.output_tokens.draw_int(rng) if self.output_tokens else None)
             for index, clip in enumerate(order[: self.requests])
         ]
-        self._hash.update(json.dumps([[job.clip, job.max_tokens] for job in jobs]).encode())
+        rows = [[job.clip, job.max_tokens] for job in jobs]
+        self._digests[level, number] = hashlib.sha256(json.dumps(rows).encode()).digest()
         return jobs
 
     def sha256(self) -> str:
         """Hash of all jobs made so far."""
-        digest: str = self._hash.hexdigest()
-        return digest
+        return digest_of(self._digests)
+
+    def data(self) -> dict[str, Any]:
+        return {"sha256": self.sha256(), **describe(self.clips)}
 
     def check(self, record: Transcript) -> str | None:
         if record.error is not None or record.max_tokens is None or record.output_tokens is None:
@@ -218,23 +203,27 @@ class AsrLoad:
         good = [record for record in records if record.error is None]
         audio = sum(record.seconds for record in good)
         return TranscriptSummary(
-            requests=len(records),
-            failed=len(records) - len(good),
-            wall=wall,
-            requests_per_s=len(good) / wall if wall > 0 else 0.0,
+            **common(records, good, wall, strains),
             audio_seconds=audio,
             audio_seconds_per_s=audio / wall if wall > 0 else 0.0,
             output_tokens=sum(record.output_tokens or 0 for record in good),
             unchecked=sum(record.max_tokens is not None and record.output_tokens is None for record in good),
             quality=assess(good),
-            e2e=distribution([record.e2e for record in good]),
-            lag=distribution([record.lag for record in good]),
-            loop_lag=distribution([late for strain in strains for late in strain.loop_lag]),
-            client_cpu=max((strain.cpu_share for strain in strains), default=0.0),
-            client_saturated=any(strain.saturated for strain in strains),
         )
 
     def total(
         self, records: Sequence[Transcript], passes: Sequence[TranscriptSummary], strains: Sequence[Strain]
     ) -> TranscriptSummary:
         return self.summarize(records, sum(part.wall for part in passes), strains)
+
+
+KIND = Kind(
+    name="asr",
+    help="transcription on an OpenAI-compatible server: speed and word errors",
+    description="Uploads recordings to /v1/audio/transcriptions of any OpenAI-compatible server and reports "
+    "requests/s, seconds of audio a second (RTFx), latency, and against reference texts the word error rate, empty "
+    "and invented transcripts. Any failed request makes the result invalid and the exit status 1.",
+    record=Transcript,
+    add_options=_add_options,
+    prepare=_prepare,
+)

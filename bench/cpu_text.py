@@ -18,7 +18,6 @@ from denizen.bench.client import TextTarget
 from denizen.bench.errors import BenchError
 from denizen.bench.load import ClosedLoop
 from denizen.bench.options import add_report_options, finish, positive_int, progress, shown
-from denizen.bench.report import table
 from denizen.bench.schema import Report
 from denizen.bench.server import Server, builtin_checkpoint
 from denizen.bench.summary import check, failure_counts
@@ -54,7 +53,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--prompt-tokens", type=positive_int, default=32, metavar="N", help="default: %(default)s")
     parser.add_argument("--output-tokens", type=positive_int, default=128, metavar="N", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0)
-    add_report_options(parser)
+    add_report_options(parser, records=False)
     parser.set_defaults(run=run)
 
 
@@ -83,6 +82,7 @@ def run(options: argparse.Namespace) -> int:
     report = Report("cpu-text", environment.describe(), shown(options))
     checkpoint = options.checkpoint or builtin_checkpoint()
     report.data = {"seed": options.seed, "checkpoint": os.path.basename(checkpoint.rstrip("/"))}
+    report.data["model_revision"] = environment.model_revision(checkpoint)
     sides = {name: Side() for name in (_REFERENCE, _ONE, _EIGHT)}
     with contextlib.ExitStack() as stack:
         url, model = options.url, options.model
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
                 for name, side in sides.items():
                     side.turns.append(turns[name])
     report.figures = _figures(sides, options.rounds)
-    return finish(report, options, _body(report.figures))
+    return finish(report, options)
 
 
 class _Bench:
@@ -178,24 +178,6 @@ def _figures(sides: dict[str, Side], rounds: int) -> dict[str, Any]:
         "total_8_streams_over_1_stream": ratio(_EIGHT, _ONE, "total_tokens_per_s"),
         "total_8_streams_over_transformers": ratio(_EIGHT, _REFERENCE, "total_tokens_per_s"),
     }
-
-
-def _body(figures: dict[str, Any]) -> str:
-    speeds = [
-        [name, f"{found['decode_tokens_per_s']:.1f}", f"{found['total_tokens_per_s']:.1f}"]
-        for name, found in figures["speeds"].items()
-    ]
-    ratios = [
-        [name.replace("_", " "), *(f"{found[column]:.2f}" for column in ("median", "min", "max"))]
-        for name, found in figures.items()
-        if name != "speeds"
-    ]
-    return "\n\n".join(
-        [
-            table(["tokens/s", "decode, a stream", "total"], speeds),
-            table(["ratio, over the rounds", "median", "min", "max"], ratios),
-        ]
-    )
 
 
 class Reference:

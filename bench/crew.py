@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from denizen.bench.schema import Attempt
 
     Counter = Synchronized[int]
-    Pass = tuple[list[Any], list[Strain]]
+    Pass = tuple[list[Any], list[Strain], str | None]
 
 #: All have received their jobs by then, even on a busy machine they only have to wake up.
 _HEAD_START = 0.05
@@ -35,7 +35,7 @@ _HEAD_START = 0.05
 
 @dataclass(frozen=True)
 class Limits:
-    """When a closed loop sends no more in a pass, though there are jobs left; what is open is still answered."""
+    """When no more is sent in a pass, though there are jobs left; what is open is still answered."""
 
     on_error: bool = False
     """Once a request has failed."""
@@ -48,7 +48,8 @@ class Crew:
     def __init__(self, target: Target, processes: int, limits: Limits | None = None) -> None:
         self._target = target
         self._limits = limits or Limits()
-        self._count = processes
+        self.stopped: str | None = None
+        """Why the last pass sent no more, if the server fell behind ever further."""
         context = multiprocessing.get_context("spawn")
         self._next: Counter = context.Value("q", 0)
         self._finished: Counter = context.Value("q", 0)
@@ -74,7 +75,9 @@ class Crew:
             child.terminate()
             child.join()
 
-    def run(self, arrivals: Arrivals, jobs: Sequence[Job], progress: Callable[[int], object]) -> Pass:
+    def run(
+        self, arrivals: Arrivals, jobs: Sequence[Job], progress: Callable[[int], object]
+    ) -> tuple[list[Any], list[Strain]]:
         """Sends all jobs; records by index, and the strain of each process. `progress` gets increments.
 
         Raises BenchError if a process ends or cannot go on.
@@ -82,7 +85,7 @@ class Crew:
         if not self._children:
             tickets = Tickets(len(jobs))
             share = Share(0, 1, tickets, Clock())
-            records, strains = _run(self._target, arrivals, jobs, share, progress, self._limits)
+            records, strains, self.stopped = _run(self._target, arrivals, jobs, share, progress, self._limits)
             return sorted(records, key=attrgetter("index")), strains
         self._next.value = self._finished.value = 0
         for pipe in self._pipes:
@@ -100,8 +103,9 @@ class Crew:
 
         passes: list[Pass] = self._answers(show)
         show()
-        records = sorted((record for part, _ in passes for record in part), key=attrgetter("index"))
-        return records, [strain for _, strains in passes for strain in strains]
+        records = sorted((record for part, _, _ in passes for record in part), key=attrgetter("index"))
+        self.stopped = next((reason for _, _, reason in passes if reason is not None), None)
+        return records, [strain for _, strains, _ in passes for strain in strains]
 
     def _answers(self, meanwhile: Callable[[object], object]) -> list[Pass]:
         """One answer of each process, as they come."""
@@ -160,7 +164,7 @@ async def _send(
         asyncio.get_running_loop().call_later(limits.seconds - share.clock.now(), share.tickets.close)
     async with target.connect() as client, Strain() as strain:
         await arrivals.run(jobs, client.send, done, share)
-    return records, [strain]
+    return records, [strain], share.tickets.reason
 
 
 def _child(index: int, processes: int, target: Target, pipe: Connection, following: Counter, finished: Counter) -> None:

@@ -16,7 +16,6 @@ from denizen.bench import environment
 from denizen.bench.errors import BenchError
 from denizen.bench.options import add_report_options, finish, positive_float, positive_int, progress, shown
 from denizen.bench.processes import idle_cpu
-from denizen.bench.report import table
 from denizen.bench.schema import Report
 from denizen.bench.server import Server, builtin_checkpoint
 from denizen.bench.stats import distribution
@@ -42,7 +41,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--requests", type=positive_int, default=2000, metavar="N", help="default: %(default)s")
     parser.add_argument("--warm-up", type=positive_int, default=200, metavar="N", help="dropped (default: %(default)s)")
     parser.add_argument("--idle", type=positive_float, default=5.0, metavar="S", help="default: %(default)g s")
-    add_report_options(parser)
+    add_report_options(parser, records=False)
     parser.set_defaults(run=run)
 
 
@@ -62,15 +61,7 @@ def run(options: argparse.Namespace) -> int:
         if name != "echo"
     }
     report.figures["added_ms"] = added
-    rows = [
-        [name, *(f"{getattr(found, column):.3f}" for column in ("mean", "p50", "p95", "p99"))]
-        for name, found in [
-            *report.figures["latency_ms"].items(),
-            *((f"{name} − echo", found) for name, found in added.items()),
-        ]
-    ]
-    idle = f"idle CPU of front end and worker: {report.figures['idle_cpu_percent']:.2f} % of one CPU"
-    return finish(report, options, table(["ms a request", "mean", "p50", "p95", "p99"], rows) + "\n" + idle)
+    return finish(report, options)
 
 
 async def _measure(url: str, echo: str, options: argparse.Namespace, bar: tqdm[NoReturn]) -> dict[str, list[float]]:

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING
 from denizen.bench import checkpoint, encoder, environment
 from denizen.bench.asr import SECONDS, SYNTHETIC_CLIPS, AsrLoad, describe, prepare, spread
 from denizen.bench.asr_client import AsrTarget
-from denizen.bench.asr_report import transcript_table
 from denizen.bench.crew import Limits
 from denizen.bench.errors import BenchError
 from denizen.bench.gpu_run import MODEL, GpuRun
 from denizen.bench.levels import collect, run_levels
 from denizen.bench.load import ClosedLoop
-from denizen.bench.options import finish, positive_float, positive_int, progress, shown
+from denizen.bench.options import finish, folder, positive_float, positive_int, progress, shown
 from denizen.bench.schema import Report, TranscriptSummary
 from denizen.bench.synthetic import Lengths
 
@@ -56,6 +55,7 @@ class Bench(GpuRun[Load, TranscriptSummary]):
         options = self.options
         if options.checkpoint:
             self.folder = options.checkpoint
+            self.report.data["model_revision"] = environment.model_revision(self.folder)
         elif options.tokenizer:
             self.folder = self.scratch / options.shape
             checkpoint.write(options.shape, self.folder, options.tokenizer, seed=options.seed)
@@ -134,7 +134,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "(the encoder's arithmetic over the device's matrix rate, and transformers' encoder), loops (closed loops).",
     )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for gpu-asr.json and server.log")
+    parser.add_argument(
+        "--out", type=folder, required=True, metavar="DIR", help="for the result in every form, and server.log"
+    )
     parser.add_argument("--device", default="cuda:0", help="default: %(default)s")
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="instead of a random one")
     shapes = checkpoint.shapes("asr")
@@ -172,14 +174,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--budget", type=positive_float, default=400.0, metavar="S", help="nothing starts after it")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    parser.set_defaults(run=run, json=None)
+    parser.set_defaults(run=run, synthetic=True, silence=None)
 
 
 def run(options: argparse.Namespace) -> int:
     if options.passes < 2:
         raise BenchError("--passes must be at least 2: the first pass warms up and is dropped")
     options.out.mkdir(parents=True, exist_ok=True)
-    options.json = options.out / "gpu-asr.json"
     report = Report("gpu-asr", environment.describe(), shown(options))
     report.data["seed"] = options.seed
     with tempfile.TemporaryDirectory(prefix="denizen-bench-") as scratch:
@@ -191,7 +192,7 @@ def run(options: argparse.Namespace) -> int:
             bench.attempt("clips", bench.make_clips)
             bench.attempt("loops", bench.loops)
     compare(bench)
-    return finish(report, options, body(bench))
+    return finish(report, options)
 
 
 def compare(bench: Bench) -> None:
@@ -206,26 +207,3 @@ def compare(bench: Bench) -> None:
             beside["encoder_share_at_ceiling"] = rate / found["ceiling_windows_per_s"]
             if found["plain_windows_per_s"]:
                 beside["encoder_share_in_plain_torch"] = rate / found["plain_windows_per_s"]
-
-
-def body(bench: Bench) -> str:
-    figures = bench.report.figures
-    lines = [transcript_table(list(bench.loads.values())) or "nothing was measured"]
-    if found := figures.get("encoder"):
-        plain = found["plain_windows_per_s"]
-        lines.append(
-            f"encoder: {found['flops_per_window'] / 1e12:.3f} TFLOP a window; matrices at "
-            f"{found['matmul_flops_per_s'] / 1e12:.1f} TFLOP/s: {found['ceiling_windows_per_s']:.1f} windows/s; "
-            f"transformers' encoder: {f'{plain:.1f} windows/s' if plain else 'not installed'}"
-        )
-    for name, beside in figures.get("beside", {}).items():
-        line = f"{name}: {beside['published']:.3f} × the published {PUBLISHED_REQUESTS_PER_S} req/s"
-        if "encoder_share_at_ceiling" in beside:
-            line += f"; the encoder takes {100 * beside['encoder_share_at_ceiling']:.0f} % of the time at its ceiling"
-        if "encoder_share_in_plain_torch" in beside:
-            line += f", {100 * beside['encoder_share_in_plain_torch']:.0f} % in plain PyTorch"
-        lines.append(line)
-    for name, tokens in figures.get("output_tokens", {}).items():
-        if tokens["asked"]:
-            lines.append(f"{name}: {tokens['asked']} output tokens asked for, {tokens['made']:.0f} made")
-    return "\n".join(lines)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from denizen.bench import checkpoint, phases, state_quality
+from denizen.bench import checkpoint, environment, phases, state_quality
 from denizen.bench.client import TextTarget
 from denizen.bench.crew import Limits
 from denizen.bench.errors import BenchError
@@ -68,6 +68,7 @@ class Bench(GpuRun[Load, LoadSummary]):
         if options.checkpoint:
             self.folder = options.checkpoint
             self.report.data["weights_sha256"] = checkpoint.sha256(self.folder)
+            self.report.data["model_revision"] = environment.model_revision(self.folder)
             return
         if not options.tokenizer:
             raise BenchError("--tokenizer or --checkpoint is needed")

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from denizen.bench.errors import BenchError
+from denizen.bench.report.result import RESULT
 from denizen.bench.schema import Summary
 from denizen.bench.server import Server
 
@@ -58,7 +59,7 @@ class GpuRun(Generic[L, S]):
         except Exception as error:
             self.report.problems.append(f"{what}: {type(error).__name__}: {error}")
         self.report.figures.setdefault("seconds", {})[what] = round(time.monotonic() - begun, 1)
-        self.report.write(self.options.json)
+        self.report.write(self.options.out / RESULT)
 
     def serve(
         self,

@@ -11,10 +11,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from denizen.bench import checkpoint, environment, phases, state_quality
+from denizen.bench import checkpoint, environment
 from denizen.bench.gpu_parts import CONTEXTS, PARTS, REQUESTS_A_USER, Bench
-from denizen.bench.options import finish, lengths, positive_float, positive_int, shown
-from denizen.bench.report import table
+from denizen.bench.options import finish, folder, lengths, positive_float, positive_int, shown
 from denizen.bench.schema import Report
 
 if TYPE_CHECKING:
@@ -35,7 +34,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "(logits with fp32 and bf16 states against fp32 transformers).",
     )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for gpu-text.json and server.log")
+    parser.add_argument(
+        "--out", type=folder, required=True, metavar="DIR", help="for the result in every form, and server.log"
+    )
     parser.add_argument("--device", default="cuda:0", help="default: %(default)s")
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="instead of a random one")
     parser.add_argument(
@@ -68,12 +69,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--budget", type=positive_float, default=500.0, metavar="S", help="nothing starts after it")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    parser.set_defaults(run=run, json=None)
+    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
-    options.json = options.out / "gpu-text.json"
     report = Report("gpu-text", environment.describe(), shown(options))
     report.data["seed"] = options.seed
     with tempfile.TemporaryDirectory(prefix="denizen-bench-") as scratch:
@@ -92,47 +92,15 @@ def run(options: argparse.Namespace) -> int:
         }.items():
             if name in parts:
                 bench.attempt(name, part)
-    return finish(report, options, _body(report, bench.loads))
+    _beside_the_floor(report, bench.loads)
+    return finish(report, options)
 
 
-def _body(report: Report, loads: dict[str, LoadResult[LoadSummary]]) -> str:
+def _beside_the_floor(report: Report, loads: dict[str, LoadResult[LoadSummary]]) -> None:
+    """Output tokens/s of each load over what the memory floor of a step allows its users."""
     floors: dict[str, dict[int, Any]] = report.figures.get("floor", {})
-    rows = []
     for name, load in loads.items():
-        total = load.summary
         state = "rows_bf16_state" if name.startswith("bf16 state") else "rows"
-        floor = floors.get(state, {}).get(load.load["concurrency"])
-        rows.append(
-            [
-                name,
-                f"{total.output_tokens_per_s:.0f}",
-                f"{total.full_load.output_tokens_per_s:.0f}" if total.full_load else "–",
-                *(
-                    f"{1000 * getattr(values, column):.2f}" if values else "–"
-                    for values in (total.ttft, total.itl)
-                    for column in ("p50", "p99")
-                ),
-                "warm-up" if load.failures and not total.failed else str(total.failed),
-                f"{floor['tokens_per_s']:.0f}" if floor else "–",
-            ]
-        )
-    lines = []
-    for key, found in report.figures.get("phases", {}).items():
-        if decode := {label: figures for label, figures in found.items() if ", decode," in label}:
-            lines.append(f"{key}:\n{phases.brief(decode)}\n")
-    header = ["", "tok/s", "all busy", "TTFT ms p50", "p99", "ITL ms p50", "p99", "failed", "floor tok/s"]
-    lines.append(table(header, rows) if rows else "nothing was measured")
-    if note := report.data.get("phases"):
-        lines.append(f"phases: {note}")
-    if ratio := report.figures.get("loop_over_wave"):
-        busy = f"; all users busy: {ratio['all_users_busy']:.3f}" if ratio["all_users_busy"] else ""
-        lines.append(f"closed loop over wave: {ratio['whole']:.3f}{busy}")
-    for users, value in report.figures.get("resident_over_host_planned", {}).items():
-        lines.append(f"resident over host-planned, {users} users: {value:.3f}")
-    if found := report.figures.get("host_time_by_context"):
-        ratios = ", ".join(f"{name} {value:.3f}" for name, value in found["ratio"].items())
-        short, long = found["us"]
-        lines.append(f"host time of a step at {long} tokens over {short}, bucket {found['bucket']}: {ratios}")
-    if found := report.figures.get("state_quality"):
-        lines.append("\n" + table(state_quality.HEADER, state_quality.rows(found)))
-    return "\n".join(lines)
+        if found := floors.get(state, {}).get(load.load["concurrency"]):
+            share = load.summary.output_tokens_per_s / found["tokens_per_s"]
+            report.figures.setdefault("rate_over_floor", {})[name] = share

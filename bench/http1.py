@@ -7,17 +7,21 @@ events a second the client must not become what is measured.
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Protocol
 from urllib.parse import urlsplit
 
 from denizen.bench.errors import BenchError
 
+#: Bytes that the kernel keeps for a connection that reads slowly.
+_SLOW_BUFFER = 4096
+
 
 class Sink(Protocol):
     """What takes an answer. An exception in either method ends the exchange with it."""
 
-    def begin(self, status: int) -> None:
-        """The head has arrived."""
+    def begin(self, status: int, headers: dict[str, str]) -> None:
+        """The head has arrived; names and values in lower case."""
         ...
 
     def feed(self, data: bytes) -> None:
@@ -28,7 +32,9 @@ class Sink(Protocol):
 class Connection(asyncio.Protocol):
     """One connection. `reusable` once the answer is complete and the server keeps the connection open."""
 
-    def __init__(self) -> None:
+    def __init__(self, pace: float | None = None) -> None:
+        """`pace`: bytes a second at which it reads; None = as they come."""
+        self._pace = pace
         self.reusable = False
         self._transport: asyncio.Transport | None = None
         self._sink: Sink | None = None
@@ -78,6 +84,14 @@ class Connection(asyncio.Protocol):
         except Exception as error:
             self._fail(error)
             self.close()
+            return
+        if self._pace is not None and self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_later(len(data) / self._pace, self._resume)
+
+    def _resume(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def _head(self, data: bytes) -> bytes:
         """Reads the head if it is complete; returns what follows it."""
@@ -103,7 +117,7 @@ class Connection(asyncio.Protocol):
         self._keep = headers.get("connection") != "close" and version == "HTTP/1.1"
         self._in_body = True
         assert self._sink is not None
-        self._sink.begin(status)
+        self._sink.begin(status, headers)
         return data
 
     def _body(self, data: bytes) -> None:
@@ -173,19 +187,26 @@ class Pool:
         self._idle: list[Connection] = []
 
     async def request(
-        self, path: str, sink: Sink, body: bytes | None = None, content_type: str = "application/json"
+        self,
+        path: str,
+        sink: Sink,
+        body: bytes | None = None,
+        content_type: str = "application/json",
+        pace: float | None = None,
     ) -> None:
-        """GET, or POST of a `body`. Raises what :meth:`Connection.exchange` does, OSError, and TimeoutError."""
+        """GET, or POST of a `body`; with a `pace` over a connection of its own that reads so many bytes a second.
+
+        Raises what :meth:`Connection.exchange` does, OSError, and TimeoutError."""
         head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\n{self._headers}"
         if body is not None:
             head += f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
-        connection = await self._connect()
+        connection = await self._connect() if pace is None else await self._connect_slow(pace)
         try:
             await connection.exchange(head.encode("latin-1") + b"\r\n" + (body or b""), sink)
         except BaseException:
             connection.close()
             raise
-        if connection.reusable:
+        if connection.reusable and pace is None:
             self._idle.append(connection)
         else:
             connection.close()
@@ -201,4 +222,24 @@ class Pool:
                 return connection
         loop = asyncio.get_running_loop()
         _, made = await loop.create_connection(Connection, self._host, self._port, ssl=self._tls or None)
+        return made
+
+    async def _connect_slow(self, pace: float) -> Connection:
+        """With a small receive buffer, so that what is not read soon waits at the server."""
+        loop = asyncio.get_running_loop()
+        [(family, kind, protocol, _, address), *_] = await loop.getaddrinfo(
+            self._host, self._port, type=socket.SOCK_STREAM
+        )
+        ours = socket.socket(family, kind, protocol)
+        try:
+            ours.setblocking(False)
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SLOW_BUFFER)
+            await loop.sock_connect(ours, address)
+            name = self._host if self._tls else None
+            _, made = await loop.create_connection(
+                lambda: Connection(pace), sock=ours, ssl=self._tls or None, server_hostname=name
+            )
+        except BaseException:
+            ours.close()
+            raise
         return made

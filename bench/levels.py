@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from denizen.bench.crew import Crew
@@ -10,12 +11,13 @@ from denizen.bench.schema import Attempt, LoadResult, Summary
 from denizen.bench.summary import failure_counts, overload, pass_wall
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from denizen.bench.api import Target
     from denizen.bench.crew import Limits
     from denizen.bench.load import Arrivals, Job
     from denizen.bench.schema import Report
+    from denizen.bench.slo import Slo
     from denizen.bench.strain import Strain
     from tqdm import tqdm
 
@@ -26,6 +28,15 @@ S = TypeVar("S", bound=Summary)
 
 class Load(Protocol[In, S]):
     """What a sub-command sends, and what it makes of the answers."""
+
+    @property
+    def requests(self) -> int:
+        """How many jobs a pass has."""
+        ...
+
+    def data(self) -> dict[str, Any]:
+        """What a result says about the jobs made so far: `sha256`, and more where there is more to say."""
+        ...
 
     def jobs(self, level: int, number: int) -> Sequence[Job]:
         """The jobs of pass `number` of load level `level`."""
@@ -52,8 +63,12 @@ def run_levels(
     bar: tqdm[NoReturn],
     processes: int = 1,
     limits: Limits | None = None,
+    slo: Slo | None = None,
+    soak: float | None = None,
 ) -> tuple[list[LoadResult[S]], list[list[R]]]:
     """Runs every level of load `passes` times; the first pass of each warms up. Returns results and all records.
+
+    With `soak` a level has more passes, until it has lasted so many seconds.
 
     With `limits.on_error` a level ends with a pass that had a failure, since its result is lost already.
     """
@@ -61,26 +76,57 @@ def run_levels(
     everything: list[list[R]] = []
     with Crew(target, processes, limits) as crew:
         for number, arrivals in enumerate(levels):
-            level_records: list[R] = []
-            strains: list[Strain] = []
-            summaries: list[S] = []
-            for measured_pass in range(passes):
-                bar.set_description(f"{arrivals.label} " + (f"pass {measured_pass}" if measured_pass else "warm-up"))
-                batch, strain = crew.run(arrivals, load.jobs(number, measured_pass), bar.update)
-                for record in batch:
-                    record.error = load.check(record)
-                    record.level, record.measured_pass = arrivals.label, measured_pass
-                level_records.extend(batch)
-                if limits is not None and limits.on_error and any(record.error is not None for record in batch):
-                    break
-                if measured_pass > 0:
-                    strains.extend(strain)
-                    summaries.append(load.summarize(batch, pass_wall(batch), strain, arrivals.users))
-            measured = [record for record in level_records if record.measured_pass > 0]
-            summary = load.total(measured, summaries, strains)
-            results.append(LoadResult(arrivals.describe(), summary, summaries, failure_counts(level_records)))
-            everything.append(level_records)
+            jobs = _passes(load, number, passes, soak)
+            result, records = run_level(crew, load, arrivals, jobs, bar, limits, slo)
+            results.append(result)
+            everything.append(records)
     return results, everything
+
+
+def _passes(load: Load[Any, Any], level: int, passes: int, soak: float | None) -> Iterator[Sequence[Job]]:
+    begun = time.monotonic()
+    number = 0
+    while number < passes or (soak is not None and time.monotonic() < begun + soak):
+        yield load.jobs(level, number)
+        number += 1
+
+
+def run_level(
+    crew: Crew,
+    load: Load[R, S],
+    arrivals: Arrivals,
+    jobs: Iterable[Sequence[Job]],
+    bar: tqdm[NoReturn],
+    limits: Limits | None = None,
+    slo: Slo | None = None,
+) -> tuple[LoadResult[S], list[R]]:
+    """One level of load: its passes with the `jobs` of each, the first to warm up.
+
+    A level whose server falls behind ever further ends; what it was measured at by then is in the result.
+    """
+    records: list[R] = []
+    strains: list[Strain] = []
+    summaries: list[S] = []
+    stopped = None
+    for measured_pass, batch_jobs in enumerate(jobs):
+        bar.set_description(f"{arrivals.label} " + (f"pass {measured_pass}" if measured_pass else "warm-up"))
+        batch, strain = crew.run(arrivals, batch_jobs, bar.update)
+        for record in batch:
+            record.error = load.check(record)
+            record.level, record.measured_pass = arrivals.label, measured_pass
+        records.extend(batch)
+        if limits is not None and limits.on_error and any(record.error is not None for record in batch):
+            break
+        if measured_pass > 0:
+            strains.extend(strain)
+            summaries.append(load.summarize(batch, pass_wall(batch), strain, arrivals.users))
+        if stopped := crew.stopped:
+            break
+    measured = [record for record in records if record.measured_pass > 0]
+    summary = load.total(measured, summaries, strains)
+    if slo is not None:
+        summary.goodput = slo.judge(measured, summary.wall)
+    return LoadResult(arrivals.describe(), summary, summaries, failure_counts(records), stopped), records
 
 
 def collect(
@@ -90,6 +136,8 @@ def collect(
     for result, level_records in zip(results, records, strict=True):
         report.results.append(result)
         report.problems.extend(f"{load_name(result)}: {why}" for why in overload(result.passes, max_lag))
+        if result.stopped:
+            report.problems.append(f"{load_name(result)}: {result.stopped}")
         if result.failures:
             failed = sum(record.error is not None for record in level_records)
             report.problems.append(

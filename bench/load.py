@@ -13,11 +13,18 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from denizen.bench.backlog import Backlog
 from denizen.bench.stats import poisson_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
     from multiprocessing.sharedctypes import Synchronized
+
+
+#: Above every number of a job.
+_GIVEN_UP = 1 << 62
+#: Seconds after which a process looks whether another one has given up.
+_LOOK_S = 0.2
 
 
 class Clock:
@@ -37,17 +44,37 @@ class Tickets:
         self._total = total
         self._counter = counter
         self._next = 0
+        self.reason: str | None = None
+        """Why this process gave up; None if another one did, or none."""
 
     def __iter__(self) -> Iterator[int]:
         while (number := self._take()) < self._total:
             yield number
 
+    @property
+    def closed(self) -> bool:
+        """Whether all have been given out."""
+        return (self._next if self._counter is None else self._counter.value) >= self._total
+
+    @property
+    def given_up(self) -> bool:
+        """Whether what is open is not to be waited for."""
+        return (self._next if self._counter is None else self._counter.value) >= _GIVEN_UP
+
     def close(self) -> None:
         """No more are given out."""
-        self._next = self._total
+        self._put(self._total)
+
+    def give_up(self, reason: str) -> None:
+        """No more are given out, and nobody waits for the answers that are still to come."""
+        self.reason = reason
+        self._put(_GIVEN_UP)
+
+    def _put(self, following: int) -> None:
+        self._next = following
         if self._counter is not None:
             with self._counter.get_lock():
-                self._counter.value = self._total
+                self._counter.value = max(following, self._counter.value)
 
     def _take(self) -> int:
         if self._counter is None:
@@ -70,7 +97,10 @@ class Share:
 
 
 class Job(Protocol):
-    """One request to be sent; what else there is to it, its client knows."""
+    """One request to be sent; what else there is to it, its client knows.
+
+    Jobs in a row with the same `conversation`, where they have one that is not None, are sent one after another.
+    """
 
     @property
     def index(self) -> int: ...
@@ -104,7 +134,10 @@ class Arrivals(Protocol):
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """`concurrency` users, each sending its next request when its last one is answered."""
+    """`concurrency` users, each sending its next request when its last one is answered.
+
+    A user takes all turns of a conversation.
+    """
 
     concurrency: int
 
@@ -124,11 +157,13 @@ class ClosedLoop:
     ) -> float:
         share = share or _all_of(jobs)
         clock = share.clock
-        users = range(min(self.concurrency, len(jobs)))[share.index :: share.processes]
+        turns = chains(jobs)
+        users = range(min(self.concurrency, len(turns)))[share.index :: share.processes]
 
         async def user() -> None:
             for number in share.tickets:
-                done(await send(jobs[number], clock.now(), clock))
+                for job in turns[number] if number < len(turns) else ():
+                    done(await send(job, clock.now(), clock))
 
         await asyncio.sleep(-clock.now())
         async with asyncio.TaskGroup() as group:
@@ -139,7 +174,11 @@ class ClosedLoop:
 
 @dataclass(frozen=True)
 class OpenLoop:
-    """Poisson arrivals at `rate` requests a second, whatever the server does."""
+    """Poisson arrivals at `rate` requests a second, whatever the server does.
+
+    Of conversations the first turns arrive so, each further one when its user has the answer to the one before. When
+    the server falls behind ever further, the pass ends: nothing more is sent, and what is open is given up.
+    """
 
     rate: float
     seed: int
@@ -160,19 +199,51 @@ class OpenLoop:
     ) -> float:
         share = share or _all_of(jobs)
         clock = share.clock
-        offsets = poisson_offsets(self.rate, len(jobs), random.Random(self.seed))
+        turns = chains(jobs)
+        offsets = poisson_offsets(self.rate, len(turns), random.Random(self.seed))
         mine = slice(share.index, None, share.processes)
+        backlog = Backlog()
+        open_: set[asyncio.Task[None]] = set()
 
-        async def request(job: Job, scheduled: float) -> None:
-            done(await send(job, scheduled, clock))
+        async def user(jobs: Sequence[Job], scheduled: float) -> None:
+            for job in jobs:
+                number = backlog.sent(clock.now())
+                done(await send(job, scheduled, clock))
+                backlog.ended(number, clock.now())
+                scheduled = clock.now()
 
         async with asyncio.TaskGroup() as group:
-            for job, scheduled in zip(jobs[mine], offsets[mine], strict=True):
+            for chain, scheduled in zip(turns[mine], offsets[mine], strict=True):
                 # Behind schedule there is nothing to wait for: the lateness is part of the request's latency.
                 if (ahead := scheduled - clock.now()) > 0:
                     await asyncio.sleep(ahead)
-                group.create_task(request(job, scheduled))
+                if reason := backlog.grows(clock.now()):
+                    share.tickets.give_up(reason)
+                if share.tickets.closed:
+                    break
+                task = group.create_task(user(chain, scheduled))
+                open_.add(task)
+                task.add_done_callback(open_.discard)
+            while open_:
+                if share.tickets.given_up:
+                    for task in open_:
+                        task.cancel()
+                await asyncio.wait(open_, timeout=_LOOK_S)
         return clock.now()
+
+
+def chains(jobs: Sequence[Job]) -> list[list[Job]]:
+    """The jobs, each with those that wait for its answer."""
+    found: list[list[Job]] = []
+    last = None
+    for job in jobs:
+        conversation = getattr(job, "conversation", None)
+        if conversation is not None and conversation == last:
+            found[-1].append(job)
+        else:
+            found.append([job])
+        last = conversation
+    return found
 
 
 def _all_of(jobs: Sequence[Job]) -> Share:

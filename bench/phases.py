@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from denizen.bench import environment
 from denizen.bench.errors import BenchError
-from denizen.bench.options import add_json_option, finish, positive_int, shown
-from denizen.bench.report import table
+from denizen.bench.options import add_json_option, add_out_options, finish, positive_int, shown
 from denizen.bench.schema import Report
 from denizen.bench.stats import distribution
 
@@ -59,6 +58,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--min-steps", type=positive_int, default=20, metavar="N", help="fewer are not shown (default: %(default)s)"
     )
+    add_out_options(parser)
     add_json_option(parser)
     parser.set_defaults(run=run)
 
@@ -68,14 +68,7 @@ def run(options: argparse.Namespace) -> int:
     report.figures = summarize(options.folder, max(0, options.skip), options.min_steps)
     if not report.figures:
         raise BenchError(f"{options.folder}: no bucket has {options.min_steps} steps after the first {options.skip}")
-    blocks = []
-    for label, found in report.figures.items():
-        rows = [
-            [name, *(f"{getattr(values, column):.1f}" for column in ("mean", "p50", "p95"))]
-            for name, values in found["us"].items()
-        ]
-        blocks.append(f"{label}: {found['steps']} steps\n" + table(["µs a step", "mean", "p50", "p95"], rows))
-    return finish(report, options, "\n\n".join(blocks))
+    return finish(report, options)
 
 
 def summarize(folder: Path, skip: int, min_steps: int) -> dict[str, dict[str, Any]]:
@@ -95,18 +88,6 @@ def host_time(figures: dict[str, dict[str, Any]], walk: str, bucket: int) -> dic
         return {}
     medians = {name: float(found["us"][name].p50) for name in (_PLAN_THREAD, _DEVICE)}
     return {**medians, "sum": sum(medians.values())}
-
-
-def brief(figures: dict[str, dict[str, Any]]) -> str:
-    """One line a group: the median of each phase."""
-    # A group may lack a phase; the order is that of the group that has most.
-    fullest = sorted((found["us"] for found in figures.values()), key=len, reverse=True)
-    names = list(dict.fromkeys(name for us in fullest for name in us))
-    rows = []
-    for label, found in figures.items():
-        medians = [f"{found['us'][name].p50:.0f}" if name in found["us"] else "–" for name in names]
-        rows.append([label, str(found["steps"]), *medians])
-    return table(["µs p50", "steps", *names], rows)
 
 
 def read(folder: Path, skip: int = 0) -> dict[Group, Steps]:

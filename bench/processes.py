@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -38,6 +39,11 @@ def cpu_seconds(pids: list[int]) -> float:
         if fields := _stat(pid):
             total += int(fields[11]) + int(fields[12])
     return total / _TICK
+
+
+def resident_bytes(pids: list[int]) -> int:
+    """Resident memory of the processes together; pages that they share count once for each."""
+    return _PAGE * sum(int(fields[21]) for pid in pids if (fields := _stat(pid)))
 
 
 def idle_cpu(root: int, seconds: float) -> float:

@@ -42,7 +42,7 @@ def assess(records: Iterable[Transcript]) -> Quality:
         repeating += loops(text) > (loops(reference) if reference else 1)
         if reference is None:
             continue
-        speech, heard = _has_words(reference), _has_words(text)
+        speech, heard = has_words(reference), has_words(text)
         silent += not speech
         empty += speech and not heard
         on_silence += heard and not speech
@@ -53,14 +53,20 @@ def assess(records: Iterable[Transcript]) -> Quality:
         found["errors"] = errors.substitutions + errors.deletions + errors.insertions
     ranked = sorted(clips.values(), key=lambda found: (-found["errors"], found["clip"]))
     return Quality(
-        wer=count(spaced) if spaced else None,
-        cer=count(unspaced) if unspaced else None,
+        wer=_count_words(spaced),
+        cer=_count_words(unspaced),
         empty=empty,
         on_silence=on_silence,
         silent=silent,
+        on_silence_rate=on_silence / silent if silent else None,
         repeating=repeating,
         worst=[found for found in ranked[:_WORST] if found["errors"]],
     )
+
+
+def _count_words(pairs: Sequence[tuple[str, str]]) -> WordErrors | None:
+    """None where no reference has a word: what is invented on silence alone is no share of anything."""
+    return count(pairs) if any(has_words(reference) for reference, _ in pairs) else None
 
 
 def count(pairs: Sequence[tuple[str, str]]) -> WordErrors:
@@ -95,7 +101,7 @@ def loops(text: str) -> int:
     return most if most >= _TIMES else 1
 
 
-def _has_words(text: str) -> bool:
+def has_words(text: str) -> bool:
     return any(map(str.isalnum, text))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +22,9 @@ SCHEMA = "denizen.bench/1"
 @dataclass(slots=True, kw_only=True)
 class Attempt:
     """One request as its client saw it, whatever it asked for."""
+
+    measures: ClassVar[tuple[str, ...]] = ("e2e",)
+    """Its latencies: names of attributes with seconds, a list of them or None. Bounds can be set on them."""
 
     index: int
     # When the load generator wanted it sent; every latency counts from here, so that a stalled server cannot hide
@@ -43,6 +46,21 @@ class Attempt:
         """How late the client sent it."""
         return self.sent - self.scheduled
 
+    @property
+    def counts(self) -> bool:
+        """Whether its times are the server's."""
+        return self.error is None
+
+    @property
+    def began(self) -> float:
+        """When the answer began to be of use."""
+        return self.end
+
+    def samples(self, measure: str) -> list[float]:
+        """The seconds of one of its `measures`; empty if the request has none."""
+        found = getattr(self, measure)
+        return [] if found is None else found if isinstance(found, list) else [found]
+
     def to_json(self) -> dict[str, Any]:
         """The record's line in the JSONL file, derived times included."""
         return {**dataclasses.asdict(self), "e2e": self.e2e, "lag": self.lag}
@@ -51,6 +69,8 @@ class Attempt:
 @dataclass(slots=True, kw_only=True)
 class Record(Attempt):
     """A request for text."""
+
+    measures: ClassVar[tuple[str, ...]] = ("ttft", "tpot", "itl", "e2e")
 
     max_tokens: int
     first: float | None = None
@@ -64,6 +84,25 @@ class Record(Attempt):
     completion_tokens: int | None = None
     """As the server's usage says; None if it sent none."""
     finish_reason: str | None = None
+    cancelled: bool = False
+    """The client went away in the middle, as it was told to."""
+    slow: bool = False
+    """The client read slowly: its times are its own doing."""
+    cut: str | None = None
+    """How the server ended an answer that was read slowly, if before its end."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether it succeeded and was read to its end at full speed."""
+        return self.error is None and not self.cancelled and not self.slow
+
+    @property
+    def began(self) -> float:
+        return self.end if self.first is None else self.first
+
+    @property
+    def itl(self) -> list[float]:
+        return self.gaps
 
     @property
     def ttft(self) -> float | None:
@@ -113,6 +152,23 @@ class FullLoad:
 
 
 @dataclass(slots=True, kw_only=True)
+class Goodput:
+    """How a load stands to its service level objective."""
+
+    bounds: dict[str, float]
+    """By their names, such as `ttft_p99`; seconds."""
+    values: dict[str, float | None]
+    """What the load came to; None where no request had a sample."""
+    misses: list[str]
+    """Bounds that the load as a whole broke."""
+    good: int
+    """Requests that succeeded and kept every bound on their own."""
+    share: float
+    """Of all requests."""
+    requests_per_s: float
+
+
+@dataclass(slots=True, kw_only=True)
 class Summary:
     """What one pass, or all measured passes together, came to."""
 
@@ -127,6 +183,8 @@ class Summary:
     client_cpu: float = 0.0
     """Share of one CPU that the busiest load-generating process used."""
     client_saturated: bool = False
+    goodput: Goodput | None = None
+    """With a service level objective only."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -141,6 +199,12 @@ class LoadSummary(Summary):
     itl: Distribution | None
     unchecked: int
     """Requests whose tokens are counted from events, because the server sent no usage."""
+    cancelled: int = 0
+    """Requests that the client gave up as it was told to; in no latency and no throughput."""
+    slow: int = 0
+    """Requests that were read slowly; likewise."""
+    slow_cut: int = 0
+    """Those of them that the server ended before their end."""
     full_load: FullLoad | None = None
     """None for an open loop, and for a pass that was never at full load."""
 
@@ -173,6 +237,8 @@ class Quality:
     """Transcripts with words whose reference has none."""
     silent: int
     """References without a word."""
+    on_silence_rate: float | None = None
+    """The first of these over the second; None without silence."""
     repeating: int
     """Transcripts that repeat a phrase over and over, more often than their reference."""
     worst: list[dict[str, Any]] = field(default_factory=list)
@@ -208,6 +274,8 @@ class LoadResult(Generic[S]):
     """The measured passes; the warm-up is not among them."""
     failures: list[str] = field(default_factory=list)
     """Distinct failure messages with their counts, warm-up included."""
+    stopped: str | None = None
+    """Why the level ended early: the server fell behind ever further."""
 
 
 @dataclass(slots=True)

@@ -16,7 +16,6 @@ import numpy as np
 from denizen.bench import environment
 from denizen.bench.errors import BenchError
 from denizen.bench.options import add_report_options, finish, positive_float, positive_int, progress, shown
-from denizen.bench.report import table
 from denizen.bench.schema import Report
 from denizen.bench.server import Server
 from denizen.bench.sse import Events
@@ -56,13 +55,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--audio-seconds", type=positive_float, default=120.0, metavar="S", help="of a recording (default: %(default)g)"
     )
-    add_report_options(parser)
+    add_report_options(parser, records=False)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     report = Report("sdk", environment.describe(), shown(options))
-    rounds = options.warm_up + options.rounds + 1 + options.audio_rounds
+    rounds = 3 * (options.warm_up + options.rounds) + 2 * (1 + options.audio_rounds)
     with (
         stub_server() as (server, client),
         contextlib.closing(Http(server.port)) as web,
@@ -71,39 +70,13 @@ def run(options: argparse.Namespace) -> int:
         times, _ = _rounds(_answers(client, web, options.tokens), options.warm_up, options.rounds, bar.update)
         sound, sizes = _rounds(_audio(client, web, options.audio_seconds), 1, options.audio_rounds, bar.update)
     report.figures["round_trip_ms"] = {
-        name: {side: distribution([1000 * each for each in times[side, name]]) for side in _SIDES}
-        for name in dict.fromkeys(name for _, name in times)
+        f"{name}, {side}": distribution([1000 * each for each in seconds]) for (side, name), seconds in times.items()
     }
-    report.figures["http_over_shm"] = {name: _ratios(times, name) for name in report.figures["round_trip_ms"]}
+    report.figures["http_over_shm"] = {name: _ratios(times, name) for side, name in times if side == "shm"}
     report.figures["audio"] = {
-        name: {side: _flow(sound[side, name], sizes[side, name], name) for side in _SIDES}
-        for name in dict.fromkeys(name for _, name in sound)
+        f"{name}, {side}": _flow(seconds, sizes[side, name], name) for (side, name), seconds in sound.items()
     }
-    return finish(report, options, _body(report.figures))
-
-
-def _body(figures: dict[str, Any]) -> str:
-    rows = [
-        [f"{name}, {side}", *(f"{getattr(found[side], column):.3f}" for column in ("mean", "p50", "p95", "p99"))]
-        for name, found in figures["round_trip_ms"].items()
-        for side in _SIDES
-    ]
-    ratios = [
-        [name, *(f"{found[column]:.2f}" for column in ("p50", "p99"))]
-        for name, found in figures["http_over_shm"].items()
-    ]
-    flows = [
-        [f"{name}, {side}", f"{found[side]['audio_s_per_s']:.0f}", f"{found[side]['mib_per_s']:.1f}"]
-        for name, found in figures["audio"].items()
-        for side in _SIDES
-    ]
-    return "\n\n".join(
-        [
-            table(["ms a call", "mean", "p50", "p95", "p99"], rows),
-            table(["HTTP over shared memory", "p50", "p99"], ratios),
-            table(["audio, median round", "s of audio/s", "MiB/s as float32"], flows),
-        ]
-    )
+    return finish(report, options)
 
 
 def _rounds(
@@ -111,22 +84,23 @@ def _rounds(
 ) -> tuple[dict[tuple[str, str], list[float]], dict[tuple[str, str], float]]:
     """Seconds of each call in each round, and the size of each.
 
-    In turns, there and back: what disturbs the machine for a while, and what grows or warms up, hits all alike.
+    One kind of call after the other, and of each kind the two ways in turns, there and back: what disturbs the machine
+    for a while hits both alike, and neither always follows a call that left the caches and processors otherwise.
     """
     seconds: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
     sizes: dict[tuple[str, str], float] = {}
-    for number in range(warm_up + rounds):
-        for key in list(calls) if number % 2 == 0 else reversed(calls):
-            start = time.perf_counter()
-            size = calls[key]()
-            if number >= warm_up:
-                seconds[key].append(time.perf_counter() - start)
-                if sizes.setdefault(key, size) != size:
-                    raise BenchError(f"{key}: {size:g} instead of {sizes[key]:g}")
-        done()
-    for (_, name), size in sizes.items():
-        if size != sizes["http", name]:
-            raise BenchError(f"{name}: {size:g} over shared memory, {sizes['http', name]:g} over HTTP")
+    for name in dict.fromkeys(name for _, name in calls):
+        for number in range(warm_up + rounds):
+            for side in _SIDES if number % 2 == 0 else reversed(_SIDES):
+                start = time.perf_counter()
+                size = calls[side, name]()
+                if number >= warm_up:
+                    seconds[side, name].append(time.perf_counter() - start)
+                if sizes.setdefault((side, name), size) != size:
+                    raise BenchError(f"{name}, {side}: {size:g} instead of {sizes[side, name]:g}")
+            done()
+        if sizes["shm", name] != sizes["http", name]:
+            raise BenchError(f"{name}: {sizes['shm', name]:g} over shared memory, {sizes['http', name]:g} over HTTP")
     return seconds, sizes
 
 

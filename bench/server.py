@@ -1,4 +1,4 @@
-"""Starts `denizen serve` for a measurement, waits until it is ready, and stops it."""
+"""Starts a server for a measurement, `denizen serve` or any other, waits until it is ready, and stops it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -14,9 +15,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
+from urllib.parse import urlsplit
 
 from denizen.bench.errors import BenchError
+
+#: Lines of a log that an error shows.
+_TAIL = 20
 
 
 def find_binary() -> str:
@@ -43,28 +48,37 @@ def free_port() -> int:
         return port
 
 
-class Server:
-    """A `denizen serve` process with its workers, in a session of its own.
+class Launched:
+    """A server process with all that it starts, in a session of its own.
 
-    `arguments` follow `denizen serve --host 127.0.0.1 --port PORT`. Use as a context manager: entering waits for
-    `/ready`, leaving sends SIGTERM and, if that does not end it in time, SIGKILL to the whole session.
+    Use as a context manager: entering waits until it is ready, leaving sends SIGTERM and, if that does not end it in
+    time, SIGKILL to the whole session. It is ready when `/ready` answers 200 or, where there is no such route, when
+    `/v1/models` does.
     """
 
     def __init__(
         self,
-        arguments: list[str],
+        command: list[str],
+        url: str,
         *,
         env: dict[str, str] | None = None,
         ready_timeout: float = 300.0,
         stop_timeout: float = 20.0,
-        python: str = sys.executable,
+        log: Path | None = None,
+        api_key: str | None = None,
     ) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.command = [find_binary(), "serve", "--host", "127.0.0.1", "--port", str(self.port), *arguments]
+        """What the server prints goes to the file `log`, or to one that is gone after :meth:`stop`."""
+        self.command = command
+        self.url = url
+        self.log_path = log
+        self.ready_seconds: float | None = None
+        """From the start of the process until it was ready."""
+        self.started = 0.0
+        """When the process was started, a time of `time.perf_counter`."""
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
         self._env = {**os.environ, **(env or {})}
-        # The binary finds its Python through VIRTUAL_ENV; it must be the one that runs this harness.
-        self._env.setdefault("VIRTUAL_ENV", str(Path(python).parent.parent))
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._ready_timeout = ready_timeout
         self._stop_timeout = stop_timeout
         self._log: IO[bytes] | None = None
@@ -79,7 +93,7 @@ class Server:
     def pid(self) -> int:
         return self.process.pid
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Self:
         self.start()
         try:
             self.wait_ready()
@@ -92,15 +106,23 @@ class Server:
         self.stop()
 
     def start(self) -> None:
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by stop)
-        self._process = subprocess.Popen(
-            self.command,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            env=self._env,
-            start_new_session=True,
-        )
+        try:
+            self._log = tempfile.TemporaryFile() if self.log_path is None else self.log_path.open("w+b")  # noqa: SIM115
+        except OSError as error:
+            raise BenchError(f"--launch-log {self.log_path}: {error}") from error
+        self.started = time.perf_counter()
+        try:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                env=self._env,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._close_log()
+            raise BenchError(f"`{shlex.join(self.command)}` cannot be started: {error}") from error
 
     def log(self, size: int = 4000) -> str:
         """The end of what the server has printed."""
@@ -111,20 +133,28 @@ class Server:
         return os.pread(self._log.fileno(), size, max(0, end - size)).decode(errors="replace")
 
     def wait_ready(self, timeout: float | None = None) -> None:
-        """Returns once `/ready` answers 200. Raises BenchError with the log's end if it exits or is too slow."""
-        deadline = time.monotonic() + (self._ready_timeout if timeout is None else timeout)
-        while self.get("/ready") != 200:
-            if (code := self.process.poll()) is not None:
-                raise BenchError(f"`{' '.join(self.command)}` exited with {code}:\n{self.log()}")
+        """Returns once the server is ready. Raises BenchError with the log's end if it exits or is too slow."""
+        limit = self._ready_timeout if timeout is None else timeout
+        deadline = time.monotonic() + limit
+        while not self._is_ready():
+            self.check_alive()
             if time.monotonic() > deadline:
-                raise BenchError(f"`{' '.join(self.command)}` is not ready in time:\n{self.log()}")
+                raise BenchError(f"`{shlex.join(self.command)}` is not ready after {limit:g} s{self._said()}")
             time.sleep(0.05)
+        # An older server may hold the port: the one that answers must be the one that was started.
+        self.check_alive()
+        self.ready_seconds = time.perf_counter() - self.started
+
+    def check_alive(self) -> None:
+        """Raises BenchError with the log's end if the process has ended."""
+        if (code := self.process.poll()) is not None:
+            raise BenchError(f"`{shlex.join(self.command)}` exited with {code}{self._said()}")
 
     def get(self, path: str) -> int | None:
         """Status of a GET, or None if nothing answers."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=5)
         try:
-            connection.request("GET", path)
+            connection.request("GET", path, headers=self._headers)
             return connection.getresponse().status
         except (OSError, http.client.HTTPException):
             return None
@@ -142,10 +172,50 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         code = self._process.wait()
+        self._close_log()
+        return code
+
+    def _is_ready(self) -> bool:
+        status = self.get("/ready")
+        if status is not None and 400 <= status < 500:
+            status = self.get("/v1/models")
+        return status == 200
+
+    def _said(self) -> str:
+        said = "\n".join(self.log().strip().splitlines()[-_TAIL:])
+        return f"; the end of what it printed:\n{said}" if said else "; it printed nothing"
+
+    def _close_log(self) -> None:
         if self._log is not None:
             self._log.close()
             self._log = None
-        return code
+
+
+class Server(Launched):
+    """`denizen serve --host 127.0.0.1 --port PORT`, followed by `arguments`."""
+
+    def __init__(
+        self,
+        arguments: list[str],
+        *,
+        env: dict[str, str] | None = None,
+        ready_timeout: float = 300.0,
+        stop_timeout: float = 20.0,
+    ) -> None:
+        self.port = free_port()
+        command = [find_binary(), "serve", "--host", "127.0.0.1", "--port", str(self.port), *arguments]
+        super().__init__(
+            command,
+            f"http://127.0.0.1:{self.port}",
+            env={**own_python(), **(env or {})},
+            ready_timeout=ready_timeout,
+            stop_timeout=stop_timeout,
+        )
+
+
+def own_python() -> dict[str, str]:
+    """The environment by which the `denizen` binary finds the Python that runs this harness."""
+    return {} if "VIRTUAL_ENV" in os.environ else {"VIRTUAL_ENV": str(Path(sys.executable).parent.parent)}
 
 
 def builtin_checkpoint() -> str:

@@ -137,27 +137,5 @@ def _differences(
     )
 
 
-def rows(found: dict[str, Any]) -> list[list[str]]:
-    """A table's rows: one a type of state."""
-    lines = []
-    for state, values in found["states"].items():
-        parts = ", ".join(f"{value:.1e}" for value in values["kl_by_part"])
-        lines.append(
-            [
-                state,
-                f"{values['kl_mean']:.2e}",
-                f"{values['kl_p99']:.2e}",
-                parts,
-                f"{100 * values['top_1_agreement']:.1f} %",
-                f"{values['logit_rms']:.4f}",
-                f"{values['logit_max']:.3f}",
-            ]
-        )
-    return lines
-
-
-HEADER = ["state", "KL, nats: mean", "p99", "mean of each quarter", "top-1 equal", "logits: RMS", "largest"]
-
-
 if __name__ == "__main__":
     print(json.dumps(compare(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from denizen.bench.schema import FullLoad, LoadSummary
 from denizen.bench.stats import distribution
@@ -21,7 +21,7 @@ def check(record: Record, *, ignore_eos: bool, stream: bool) -> str | None:
 
     A short or unfinished answer costs the server less than the one that was asked for, so it must never count as fast.
     """
-    if record.error is not None:
+    if record.error is not None or record.cancelled or record.cut is not None:
         return record.error
     if record.finish_reason is None:
         return "the answer ended without a finish_reason"
@@ -85,28 +85,40 @@ def summarize(
     records: Sequence[Record], wall: float, strains: Sequence[Strain] = (), users: int | None = None
 ) -> LoadSummary:
     """Numbers over the requests that succeeded, in `wall` seconds of load. `users` of one closed-loop pass."""
-    good = [record for record in records if record.error is None]
+    good = [record for record in records if record.counts]
     output_tokens = sum(record.tokens for record in good)
     return LoadSummary(
-        requests=len(records),
-        failed=len(records) - len(good),
-        wall=wall,
+        **common(records, good, wall, strains),
         prompt_tokens=sum(record.prompt_tokens or 0 for record in good),
         output_tokens=output_tokens,
-        requests_per_s=len(good) / wall if wall > 0 else 0.0,
         output_tokens_per_s=output_tokens / wall if wall > 0 else 0.0,
         ttft=distribution([record.ttft for record in good if record.ttft is not None]),
         tpot=distribution([record.tpot for record in good if record.tpot is not None]),
         # Each gap counts once: a mean per request would hide the stalls inside it.
         itl=distribution([gap for record in good for gap in record.gaps]),
-        e2e=distribution([record.e2e for record in good]),
-        lag=distribution([record.lag for record in good]),
         unchecked=sum(record.completion_tokens is None for record in good),
-        loop_lag=distribution([late for strain in strains for late in strain.loop_lag]),
-        client_cpu=max((strain.cpu_share for strain in strains), default=0.0),
-        client_saturated=any(strain.saturated for strain in strains),
+        cancelled=sum(record.cancelled for record in records),
+        slow=sum(record.slow for record in records),
+        slow_cut=sum(record.cut is not None for record in records),
         full_load=None if users is None else full_load(records, users),
     )
+
+
+def common(
+    records: Sequence[Attempt], good: Sequence[Attempt], wall: float, strains: Sequence[Strain]
+) -> dict[str, Any]:
+    """The fields of :class:`Summary`, for summaries of any kind of request; `good` are those that count."""
+    return {
+        "requests": len(records),
+        "failed": sum(record.error is not None for record in records),
+        "wall": wall,
+        "requests_per_s": len(good) / wall if wall > 0 else 0.0,
+        "e2e": distribution([record.e2e for record in good]),
+        "lag": distribution([record.lag for record in good]),
+        "loop_lag": distribution([late for strain in strains for late in strain.loop_lag]),
+        "client_cpu": max((strain.cpu_share for strain in strains), default=0.0),
+        "client_saturated": any(strain.saturated for strain in strains),
+    }
 
 
 def failure_counts(records: Iterable[Attempt]) -> list[str]:

@@ -1,4 +1,5 @@
-"""Speech-like clips for machines without recordings: drawn from a seed, or cut from recordings that are given.
+"""Speech-like clips for machines without recordings: drawn from a seed, or cut from recordings that are given. And
+clips of silence.
 
 A made voice: a bank of syllables, each a pulse train of gliding pitch under three formants, or hiss; a clip strings
 some four a second together, with pauses. FLAC packs it to three fifths, as it does speech; it says nothing.
@@ -31,6 +32,9 @@ _NOISE = 1e-4
 _PAUSE = 0.06
 """Mean seconds of silence after a syllable."""
 _CONCENTRATION = 3.0
+_SILENCES = ("digital", "hiss", "rumble", "hum")
+_FAINT = 1e-3
+"""Root mean square of what is meant to be silent: −60 dB of full scale."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,40 @@ def make(
         path = folder / f"synthetic-{number:05}.{kind}"
         soundfile.write(str(path), samples, RATE, subtype="PCM_16", format=kind.upper())
         clips.append(Clip(path.name, path, size / RATE))
+    return clips
+
+
+def silence(folder: Path, count: int, lengths: Lengths, kind: Format, seed: int) -> list[Clip]:
+    """Writes `count` clips without speech, their reference empty, of four sorts in turn: digital silence, hiss, the
+    rumble of a room, the hum of the mains. Equal arguments write equal files.
+
+    They are as faint as in a quiet room (−60 dB of full scale), where models trained on subtitles are known to invent
+    words.
+    """
+    import numpy as np
+    import soundfile
+
+    draws = random.Random(f"silence/{seed}")
+    rng = np.random.default_rng(seed)
+    clips = []
+    for number in range(count):
+        size = round(lengths.draw(draws) * RATE)
+        sort = _SILENCES[number % len(_SILENCES)]
+        if sort == "digital":
+            samples = np.zeros(size)
+        elif sort == "hiss":
+            samples = rng.standard_normal(size)
+        elif sort == "rumble":
+            samples = np.cumsum(rng.standard_normal(size))
+            samples -= np.linspace(samples[0], samples[-1], size)
+        else:
+            time = np.arange(size) / RATE
+            samples = np.sin(2 * np.pi * 50 * time) + np.sin(2 * np.pi * 100 * time) / 2
+        loudness = np.sqrt(np.mean(np.square(samples)))
+        path = folder / f"silence-{number:05}-{sort}.{kind}"
+        faint = samples * (_FAINT / loudness) if loudness > 0 else samples
+        soundfile.write(str(path), faint, RATE, subtype="PCM_16", format=kind.upper())
+        clips.append(Clip(path.name, path, size / RATE, ""))
     return clips
 
 

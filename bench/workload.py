@@ -35,6 +35,22 @@ class Job:
     """For the chat endpoint if the file gives whole conversations; else `prompt` becomes the one user message."""
     max_tokens: int
     seed: int
+    cancel_after: int | None = None
+    """Events with text after which the client goes away."""
+    slow: bool = False
+    """Whether the client reads the answer slowly."""
+    conversation: int | None = None
+    """Jobs of one conversation follow each other; each is sent with the messages and answers before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nuisances:
+    """Clients that misbehave, as shares of all requests."""
+
+    cancel: float = 0.0
+    cancel_after: int = 1
+    """Events with text."""
+    slow: float = 0.0
 
 
 @dataclass
@@ -50,33 +66,63 @@ class Workload:
     prompt_tokens: int = 64
     prompts: list[str | list[dict[str, Any]]] | None = None
     """From a file: each pass takes them in a shuffled order, repeating if there are fewer than `requests`."""
-    _hash: Any = field(default_factory=hashlib.sha256, repr=False)
+    prefix_tokens: int = 0
+    """Words that a prompt begins with and shares with others."""
+    prefixes: int = 1
+    """So many of them, the same ones in all passes of a level."""
+    turns: int = 1
+    """Requests of a conversation."""
+    nuisances: Nuisances = Nuisances()
+    _digests: dict[tuple[int, int], bytes] = field(default_factory=dict, repr=False)
 
     def jobs(self, level: int, number: int) -> list[Job]:
         """The jobs of pass `number` of load level `level`."""
         rng = random.Random(f"{self.seed}/{level}/{number}")
+        # Drawn apart, so that the requests are the same with and without nuisances.
+        odd = random.Random(f"{self.seed}/{level}/{number}/nuisances")
         order: list[str | list[dict[str, Any]]] = []
         while self.prompts and len(order) < self.requests:
             order.extend(rng.sample(self.prompts, len(self.prompts)))
         jobs = []
+        digest = hashlib.sha256()
+        shared = self._shared(level)
         for index in range(self.requests):
             text = order[index] if self.prompts else words(rng, self.prompt_tokens)
+            turn = index % self.turns
+            if shared and turn == 0:
+                text = f"{rng.choice(shared)} {text}"
+            max_tokens, seed = rng.randint(*self.output_len), rng.getrandbits(31)
+            if turn == 0:
+                conversation = rng.getrandbits(63) if self.turns > 1 else None
             job = Job(
                 index=index,
                 prompt=text if isinstance(text, str) else "",
                 messages=None if isinstance(text, str) else text,
-                max_tokens=rng.randint(*self.output_len),
-                seed=rng.getrandbits(31),
+                max_tokens=max_tokens,
+                seed=seed,
+                cancel_after=self.nuisances.cancel_after if odd.random() < self.nuisances.cancel else None,
+                slow=odd.random() < self.nuisances.slow,
+                conversation=conversation,
             )
             jobs.append(job)
-            row = [job.prompt, job.messages, job.max_tokens, job.seed]
-            self._hash.update(json.dumps(row, ensure_ascii=False).encode())
+            row = [job.prompt, job.messages, job.max_tokens, job.seed, job.cancel_after, job.slow, turn]
+            digest.update(json.dumps(row, ensure_ascii=False).encode())
+        self._digests[level, number] = digest.digest()
         return jobs
+
+    def _shared(self, level: int) -> list[str]:
+        """The prefixes of a level's prompts."""
+        rng = random.Random(f"{self.seed}/{level}/prefixes")
+        return [words(rng, self.prefix_tokens) for _ in range(self.prefixes)] if self.prefix_tokens else []
 
     def sha256(self) -> str:
         """Hash of all jobs made so far."""
-        digest: str = self._hash.hexdigest()
-        return digest
+        return digest_of(self._digests)
+
+
+def digest_of(passes: dict[tuple[int, int], bytes]) -> str:
+    """Hash of the hashes of passes by (level, pass), each counted once however often it was made."""
+    return hashlib.sha256(b"".join(passes[key] for key in sorted(passes))).hexdigest()
 
 
 def words(rng: random.Random, count: int) -> str:

@@ -5,7 +5,7 @@
 #   scripts/bench_gpu.sh asr [OPTIONS OF denizen-bench gpu-asr]
 #
 # Everything but the sources comes from the bundle: .gpu/ here, or the folder that DENIZEN_BUNDLE names. Results go to
-# $OUT, or else to bench/results/local/: gpu-text.json or gpu-asr.json, server.log and the printed text, whose last lines are the table.
+# $OUT, or else to bench/results/local/: result.json, what is drawn from it, server.log and the printed tables.
 set -eu
 cd "$(dirname "$0")/.."
 kind=text

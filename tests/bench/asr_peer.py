@@ -21,7 +21,9 @@ class AsrBehaviour:
     """What the peer does, by the index at which a request arrives (from 0)."""
 
     texts: dict[str, str] = field(default_factory=dict)
-    """What it hears, by the SHA-256 of the file; everything else is "a voice"."""
+    """What it hears, by the SHA-256 of the file."""
+    otherwise: str = "a voice"
+    """What it hears in every other file."""
     refuse: set[int] = field(default_factory=set)
     drop: set[int] = field(default_factory=set)
     """The socket is cut before the answer."""
@@ -91,7 +93,7 @@ class AsrPeer:
             return web.Response()
         if index in does.garble:
             return web.Response(body=b"<html>")
-        text = does.texts.get(hashlib.sha256(upload.content).hexdigest(), "a voice")
+        text = does.texts.get(hashlib.sha256(upload.content).hexdigest(), does.otherwise)
         kind = upload.fields["response_format"]
         if kind == "text":
             return web.Response(text=text + "\n")

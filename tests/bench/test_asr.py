@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -114,9 +115,12 @@ def test_wrong_words_and_invented_ones_are_counted(
     assert quality["wer"]["rate"] == pytest.approx((1 + 3 + 3) / 6)
     assert (quality["empty"], quality["on_silence"]) == (1, 1)
     printed = capsys.readouterr().out
-    assert "WER 116.67 % of 6 words (1 wrong, 3 missing, 3 added)" in printed
-    assert "1 empty transcripts of speech, 1 of 1 silent clips with words" in printed
-    assert "worst: b.flac: 3 errors" in printed
+    table = printed[printed.index("Quality") :].splitlines()
+    cells = dict(zip(re.split(r"  +", table[1]), re.split(r"  +", table[3]), strict=True))
+    assert (cells["WER %"], cells["WER words"]) == ("116.7", "6")
+    assert (cells["WER wrong"], cells["WER missing"], cells["WER added"]) == ("1", "3", "3")
+    assert (cells["empty"], cells["on silence"], cells["silent"]) == ("1", "1", "1")
+    assert re.search(r"b\.flac .* 3$", printed, re.MULTILINE)
 
 
 # Requests 0..2 are the warm-up, 3..5 the measured pass.
@@ -201,7 +205,32 @@ def test_forced_lengths_that_nobody_confirms_are_marked(tmp_path: Path, capsys: 
     with hearing(AsrBehaviour(usage=False)) as peer:
         _, result = bench(peer, tmp_path, *flags)
     assert result["results"][0]["summary"]["unchecked"] == 2
-    assert "2 answers of forced length had no usage" in capsys.readouterr().out
+    assert "2 answers had no usage" in capsys.readouterr().out
+
+
+def test_words_that_are_heard_in_silence_are_a_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with hearing() as peer:  # it hears "a voice" in everything
+        status, result = bench(peer, tmp_path, "--silence", "4", "--seconds", "0.5:1")
+    assert status == 0
+    quality = result["results"][0]["summary"]["quality"]
+    assert (quality["silent"], quality["on_silence"], quality["on_silence_rate"]) == (4, 4, 1)
+    assert {found["clip"].split("-")[2] for found in quality["worst"]} == {
+        "digital.flac",
+        "hiss.flac",
+        "rumble.flac",
+        "hum.flac",
+    }
+    assert quality["wer"] is None  # of no words
+    assert "on silence %" in capsys.readouterr().out
+
+
+def test_silence_goes_beside_recordings(tmp_path: Path, recordings: Path) -> None:
+    with hearing(AsrBehaviour(texts=heard(recordings), otherwise="")) as peer:
+        _, result = bench(peer, tmp_path, "--data", str(recordings), "--silence", "2", "--seconds", "0.5:1")
+    assert len(peer.uploads) == 2 * 5
+    quality = result["results"][0]["summary"]["quality"]
+    assert (quality["silent"], quality["on_silence"], quality["on_silence_rate"]) == (3, 0, 0)
+    assert quality["wer"]["rate"] == 0
 
 
 def test_the_same_seed_sends_the_same_requests(tmp_path: Path) -> None:
@@ -223,7 +252,7 @@ def test_the_same_seed_sends_the_same_requests(tmp_path: Path) -> None:
         (["--synthetic", "--output-tokens", "few"], "--output-tokens"),
         (["--synthetic", "--data", "x"], "not allowed with"),
         (["--synthetic", "--field", "temperature"], "--field"),
-        ([], "one of the arguments"),
+        (["--synthetic", "--silence", "none"], "--silence"),
     ],
 )
 def test_a_bad_flag_is_named(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,6 +266,10 @@ def test_a_run_that_cannot_start_says_why(tmp_path: Path, recordings: Path, caps
     with hearing() as peer:
         assert main(["asr", "--url", peer.url, "--data", str(tmp_path / "absent.jsonl")]) == 2
         assert "absent.jsonl" in capsys.readouterr().err
+        assert main(["asr", "--url", peer.url]) == 2
+        assert "asr needs recordings" in capsys.readouterr().err
+        assert main(["asr", "--url", peer.url, "--silence", "3", "--output-tokens", "5:9"]) == 2
+        assert "--silence: answers of forced length" in capsys.readouterr().err
         assert main(["asr", "--url", peer.url, "--data", str(recordings), "--model", "eyes"]) == 2
         assert "the server offers ears" in capsys.readouterr().err
     assert not peer.uploads

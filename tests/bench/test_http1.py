@@ -18,10 +18,11 @@ _CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 class Kept:
     def __init__(self) -> None:
         self.status = 0
+        self.headers: dict[str, str] = {}
         self.body = b""
 
-    def begin(self, status: int) -> None:
-        self.status = status
+    def begin(self, status: int, headers: dict[str, str]) -> None:
+        self.status, self.headers = status, headers
 
     def feed(self, data: bytes) -> None:
         assert data, "nothing to feed"

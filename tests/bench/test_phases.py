@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from denizen.bench.__main__ import main
 from denizen.bench.errors import BenchError
-from denizen.bench.phases import Group, brief, read, summarize
+from denizen.bench.phases import Group, read
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,17 +67,6 @@ def test_the_report_has_a_table_and_json(tmp_path: Path, capsys: pytest.CaptureF
     assert found["steps"] == 101
     assert found["us"]["plan thread"]["mean"] == 6
     assert (found["us"]["iteration"]["p50"], found["us"]["iteration"]["p95"]) == (50, 95)
-
-
-def test_the_brief_table_has_a_line_a_group(tmp_path: Path) -> None:
-    write(tmp_path, "1", block([[1, 2, 3, 10, None, 30]] * 3), block([[2, 2, 2, 11, 21, 31]] * 4, bucket=32))
-    write(tmp_path, "2", block([[1, 1, 1, 1, 1, 1]], bucket=64))
-    header, _, *lines = brief(summarize(tmp_path, 0, 2)).splitlines()
-    assert header.split()[2:] == ["steps", "plan", "thread", *_NAMES]
-    assert [line.split()[4:] for line in lines] == [
-        ["16,", "resident", "3", "6", "1", "2", "3", "10", "–", "30"],
-        ["32,", "resident", "4", "6", "2", "2", "2", "11", "21", "31"],
-    ]
 
 
 @pytest.mark.parametrize(

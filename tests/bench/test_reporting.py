@@ -1,4 +1,4 @@
-"""The report, the result file, and the environment block."""
+"""Records to numbers, and the result file."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from denizen.bench import environment
-from denizen.bench.report import load_table, table, verdict
 from denizen.bench.schema import LoadResult, Record, Report
 from denizen.bench.summary import check, failure_counts, summarize
 
@@ -84,35 +82,3 @@ def test_the_result_file_round_trips_through_json(tmp_path: Path) -> None:
     assert read["results"][0]["summary"]["itl"]["count"] == 4
     report.problems.append("3 requests failed")
     assert report.to_json()["valid"] is False
-    assert "3 requests failed" in verdict(report)
-
-
-def test_the_table_lines_up_and_shows_what_is_missing() -> None:
-    text = load_table([LoadResult({"mode": "closed", "concurrency": 8}, summarize([record(first=None)], 1.0), [])])
-    lines = [line for line in text.splitlines() if line.startswith(("TTFT", "E2E"))]
-    assert "–" in lines[0]
-    assert "3500.00" in lines[1]
-    assert table(["a", "bb"], [["x", "1"], ["yyy", "22"]]) == "a    bb\n───  ──\nx     1\nyyy  22"
-
-
-def test_the_environment_names_machine_and_source_and_no_secret() -> None:
-    found = environment.describe(["denizen-bench", "text", "--api-key", "hunter2", "--url", "x", "--api-key=hunter2"])
-    assert "hunter2" not in json.dumps(found)
-    assert found["command"][-1] == "--api-key=***"
-    assert found["cpus"] >= 1
-    assert found["packages"]["aiohttp"]
-    assert set(found) >= {"cpu", "gpus", "commit", "dirty", "python", "platform", "started", "load_average"}
-
-
-def test_sources_that_travelled_bring_their_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DENIZEN_COMMIT", "abc")
-    for value, dirty in (("0", False), ("1", True)):
-        monkeypatch.setenv("DENIZEN_DIRTY", value)
-        found = environment.describe([])
-        assert (found["commit"], found["dirty"]) == ("abc", dirty)
-    monkeypatch.delenv("DENIZEN_COMMIT")
-    monkeypatch.delenv("DENIZEN_DIRTY")
-    assert environment.describe([])["commit"] != "abc"
-    monkeypatch.setattr(environment, "_run", lambda *command: None)
-    found = environment.describe([])
-    assert (found["commit"], found["dirty"]) == (None, None)

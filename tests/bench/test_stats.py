@@ -66,3 +66,28 @@ def test_poisson_arrivals_follow_their_seed() -> None:
 def test_poisson_arrivals_need_a_rate(rate: float) -> None:
     with pytest.raises(ValueError, match="rate"):
         poisson_offsets(rate, 1, random.Random(0))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_poisson_gaps_pass_kolmogorov_and_smirnovs_test(seed: int) -> None:
+    """The greatest distance between the gaps' distribution and the exponential one; its 0.1 % limit is 1.95 / √n."""
+    rate, count = 7.0, 5000
+    gaps = np.sort(np.diff(poisson_offsets(rate, count + 1, random.Random(seed))))
+    expected = 1 - np.exp(-rate * gaps)
+    steps = np.arange(count + 1) / count
+    distance = max((steps[1:] - expected).max(), (expected - steps[:-1]).max())
+    assert distance < 1.95 / math.sqrt(count)
+
+
+def test_the_test_of_gaps_finds_gaps_that_are_not_exponential() -> None:
+    """Evenly spread arrivals of the same rate would fail it."""
+    count = 5000
+    gaps = np.sort(np.random.default_rng(0).uniform(0, 2 / 7.0, count))
+    assert np.abs(np.arange(count) / count - (1 - np.exp(-7.0 * gaps))).max() > 1.95 / math.sqrt(count)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_counts_of_poisson_arrivals_vary_as_much_as_their_mean(seed: int) -> None:
+    offsets = poisson_offsets(10.0, 20000, random.Random(seed))
+    counts = np.bincount(np.asarray(offsets, dtype=int))[:-1]
+    assert counts.var() / counts.mean() == pytest.approx(1.0, abs=0.12)

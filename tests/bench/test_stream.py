@@ -27,7 +27,7 @@ def completion(text: str | None, finish: str | None = None, **more: Any) -> dict
 def read(events: list[dict[str, Any]], *, ascii_only: bool = False, tight: bool = True) -> Record:
     record = Record(index=0, max_tokens=1, scheduled=0.0)
     stream = _Stream(record, Clock())
-    stream.begin(200)
+    stream.begin(200, {})
     separators = (",", ":") if tight else None
     for event in events:
         stream.feed(b"data: " + json.dumps(event, ensure_ascii=ascii_only, separators=separators).encode() + b"\n\n")

@@ -73,3 +73,21 @@ def test_clips_are_cut_from_recordings_that_are_given(tmp_path: Path) -> None:
         synthetic.make(tmp_path, 1, Lengths(3, 3), "wav", 0, [tmp_path / "wide.wav"])
     with pytest.raises(BenchError, match=r"--synthetic-from .*absent\.wav"):
         synthetic.make(tmp_path, 1, Lengths(3, 3), "wav", 0, [tmp_path / "absent.wav"])
+
+
+def test_silence_is_of_four_sorts_and_faint(tmp_path: Path) -> None:
+    made = synthetic.silence(tmp_path, 8, Lengths(1, 2), "wav", seed=1)
+    assert [clip.name.removesuffix(".wav").split("-")[2] for clip in made] == ["digital", "hiss", "rumble", "hum"] * 2
+    for number, clip in enumerate(made):
+        samples, rate = soundfile.read(str(clip.path))
+        assert (rate, clip.text) == (RATE, "")
+        assert len(samples) / RATE == pytest.approx(clip.seconds)
+        assert np.sqrt(np.mean(samples**2)) == pytest.approx(0 if number % 4 == 0 else 1e-3, rel=0.05)
+
+
+def test_equal_seeds_make_equal_silence(tmp_path: Path) -> None:
+    def content(name: str, seed: int) -> list[bytes]:
+        (tmp_path / name).mkdir()
+        return [clip.path.read_bytes() for clip in synthetic.silence(tmp_path / name, 4, Lengths(1, 2), "flac", seed)]
+
+    assert content("a", 1) == content("b", 1) != content("c", 2)

@@ -35,7 +35,7 @@ def _no_objects_left() -> Iterator[None]:
 def _as_it_was() -> Iterator[None]:
     """After each test every server that is up is healthy and has all rows, pages, state slots and queue places back."""
     yield
-    for server in Running.started:
+    for server in Running.live:
         if server.alive:
             assert server.get("/health") == 200
             server.settles()
@@ -46,7 +46,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """A failure shows what the servers have printed."""
     report = yield
     if report.failed:
-        report.sections += [(f"log of {server.command}", server.log()) for server in Running.started]
+        report.sections += [(f"log of {server.command}", server.log()) for server in Running.live]
     return report
 
 

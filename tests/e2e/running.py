@@ -36,7 +36,7 @@ HELD = (
 class Running(Server):
     """A server that was started with `model` as its first model's name."""
 
-    started: ClassVar[list[Running]] = []
+    live: ClassVar[list[Running]] = []
     """Those that have been started and not been stopped: each test is followed by a look at them."""
 
     def __init__(self, arguments: list[str], *, model: str, api_key: str | None = None, **options: Any) -> None:
@@ -52,11 +52,11 @@ class Running(Server):
 
     def start(self) -> None:
         super().start()
-        self.started.append(self)
+        self.live.append(self)
 
     def stop(self) -> int | None:
-        if self in self.started:
-            self.started.remove(self)
+        if self in self.live:
+            self.live.remove(self)
         self.http.close()
         self.client.close()
         return super().stop()

@@ -10,6 +10,7 @@ import pytest
 import soundfile
 from denizen.bench.__main__ import main
 from denizen.bench.gpu_asr import counted_tokens
+from denizen.bench.report.result import RESULT
 
 from .sounds import RATE, silence
 
@@ -68,7 +69,7 @@ def test_gpu_text_measures_every_part(hybrid_model: Path, tmp_path: Path, capsys
     flags = ["--checkpoint", str(hybrid_model), "--out", str(tmp_path), "--max-client-lag", "60000"]
     quality = ["--quality-texts", "2", "--quality-tokens", "40", "--contexts", "10", "100"]
     assert main(["gpu-text", *flags, *stub, *sizes, *quality, "--prompt-tokens", "8"]) == 0
-    result = json.loads((tmp_path / "gpu-text.json").read_text(encoding="utf-8"))
+    result = json.loads((tmp_path / RESULT).read_text(encoding="utf-8"))
     names = [load["load"]["name"] for load in result["results"]]
     assert names[:3] == ["loop 1", "loop 4", "wave 4"]
     assert [name for name in names if name.startswith("resident 128")] == [f"resident 128, turn {n}" for n in (1, 4)]
@@ -101,7 +102,7 @@ def test_gpu_text_compares_host_time_at_two_contexts(hybrid_model: Path, tmp_pat
         "0.1",
     ]
     assert main(["gpu-text", *flags, *worker, "--parts", "context"]) == 0
-    figures = json.loads((tmp_path / "gpu-text.json").read_text(encoding="utf-8"))["figures"]
+    figures = json.loads((tmp_path / RESULT).read_text(encoding="utf-8"))["figures"]
     by_context = figures["host_time_by_context"]
     assert set(by_context["us"]) == {"10", "300"}
     assert by_context["ratio"]["sum"] > 0
@@ -114,7 +115,7 @@ def test_gpu_text_goes_on_after_a_part_that_fails(hybrid_model: Path, tmp_path: 
     flags = ["--checkpoint", str(hybrid_model), "--out", str(tmp_path), "--max-client-lag", "60000"]
     broken = ["--device", "cpu", "--server-arg=--no-such-flag", "--parts", "floor", "loops", "abba"]
     assert main(["gpu-text", *flags, *broken]) == 1
-    result = json.loads((tmp_path / "gpu-text.json").read_text(encoding="utf-8"))
+    result = json.loads((tmp_path / RESULT).read_text(encoding="utf-8"))
     assert result["figures"]["floor"]["copy_bytes_per_s"] > 0
     assert len(result["problems"]) == 5  # the loops and the four turns, each with the server's own words
     assert all("--no-such-flag" in problem for problem in result["problems"])
@@ -159,7 +160,7 @@ def test_gpu_asr_measures_every_part(
     server = ["--device", "cpu", f"--server-arg=--worker-module={worker}", "--processes", "1", "--timeout", "120"]
     parts = ["--parts", "loops", *(["ceiling"] if worker.endswith("stub") else [])]
     assert main(["gpu-asr", *flags, *sizes, *server, *parts]) == 0
-    result = json.loads((tmp_path / "gpu-asr.json").read_text(encoding="utf-8"))
+    result = json.loads((tmp_path / RESULT).read_text(encoding="utf-8"))
     assert [load["load"]["name"] for load in result["results"]] == ["loop 1", "loop 2"]
     for load in result["results"]:
         assert load["summary"]["requests"] == 4
@@ -168,4 +169,4 @@ def test_gpu_asr_measures_every_part(
     assert result["figures"]["beside"]["loop 1"]["published"] > 0
     if "ceiling" in parts:
         assert result["figures"]["beside"]["loop 1"]["encoder_share_at_ceiling"] > 0
-        assert "TFLOP a window" in capsys.readouterr().out
+        assert "flops per window" in capsys.readouterr().out
