@@ -22,6 +22,7 @@ try:
         mixed,
         phases,
         plot,
+        sdk,
         sweep,
         text,
         tts,
@@ -34,7 +35,7 @@ except ModuleNotFoundError as missing:  # the base install leaves out what only 
 
 _KINDS = (text.KIND, asr.KIND, tts.KIND)
 _MIXED = mixed.Mixed(_KINDS)
-_COMMANDS = (tts_wer, cpu_text, gpu_text, gpu_asr, frontend, arena, phases, plot)
+_COMMANDS = (tts_wer, cpu_text, gpu_text, gpu_asr, frontend, arena, sdk, phases, plot)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -23,6 +23,34 @@ PACKAGES = {
 SUFFIXES = {".py", ".pyi", ".typed", ".json", ".jinja"}
 
 
+#: A program of somebody who has the base install alone: a server with the stub worker, and a client of it.
+CLIENT = """
+import os, pathlib, subprocess, sys, time
+from denizen.bench.stub_models import write_text
+from denizen.shm import Busy, Client, ConnectError
+
+folder = pathlib.Path("run").resolve()
+os.environ |= {"DENIZEN_RUN_DIR": str(folder), "VIRTUAL_ENV": sys.prefix}
+model = f"text={write_text(pathlib.Path('text'))}"
+command = [sys.argv[1], "serve", "--port", "0", "--devices", "cpu", "--model", model]
+with subprocess.Popen([*command, "--worker-module", "denizen.worker.stub"], stdout=subprocess.DEVNULL) as server:
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                with Client() as client:
+                    print(client.generate("hello", max_tokens=5, temperature=0).text)
+                    break
+            except (ConnectError, Busy):
+                assert server.poll() is None, "the server has ended"
+            assert time.monotonic() < deadline, "the server does not come up"
+            time.sleep(0.05)
+    finally:
+        server.terminate()
+assert "torch" not in sys.modules
+"""
+
+
 def run(*command: str | Path, cwd: Path = ROOT, **env: str) -> str:
     done = subprocess.run(
         [str(part) for part in command], cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, check=False
@@ -76,8 +104,9 @@ def test_base_install_needs_no_torch(wheel: Path, tmp_path: Path) -> None:
     run(python, "-m", "pip", "install", "--quiet", wheel, PIP_CONSTRAINT=str(constraints))
     assert shutil.which("denizen", path=str(python.parent))
     assert run(python.parent / "denizen", "--version", cwd=tmp_path, VIRTUAL_ENV="").startswith("denizen 0.")
-    code = "import denizen._native, denizen.shm, denizen.worker.stub, sys; assert 'torch' not in sys.modules"
+    code = "import denizen._native, denizen.worker.stub, sys; assert 'torch' not in sys.modules"
     run(python, "-c", code, cwd=tmp_path, PYTHONPATH="")
+    assert run(python, "-c", CLIENT, python.parent / "denizen", cwd=tmp_path, PYTHONPATH="") == "hello\n"
     bench = subprocess.run(
         [python.parent / "denizen-bench", "--help"], cwd=tmp_path, capture_output=True, text=True, check=False
     )

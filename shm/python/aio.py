@@ -1,0 +1,198 @@
+"""The same answers for asyncio: nothing here blocks the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
+
+from denizen.shm import wire
+from denizen.shm.connection import Call, Connection, Item, Mailbox
+from denizen.shm.errors import DenizenError
+from denizen.shm.pcm import Pcm
+from denizen.shm.results import Spoken
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from denizen.shm.deadline import Deadline
+    from denizen.shm.requests import Request, Voice
+
+C = TypeVar("C")
+R = TypeVar("R")
+
+_RETRY_SECONDS = 0.001
+#: Copying more than this into the shared memory is done in a thread: the loop has other work meanwhile.
+_COPY_BYTES = 64 << 10
+
+
+class LoopMailbox(Mailbox):
+    """Belongs to the loop that runs where it is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loop = asyncio.get_running_loop()
+        self._items: deque[Item] = deque()
+        self._scheduled = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, item: Item) -> None:
+        self._items.append(item)
+        if not self._scheduled:  # one wake-up for all that comes until the loop has had its turn
+            self._scheduled = True
+            self._loop.call_soon_threadsafe(self._arrived)
+
+    def _arrived(self) -> None:
+        self._scheduled = False
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def take(self, deadline: Deadline) -> wire.Envelope:
+        """The next envelope. Raises the error that ended the call."""
+        while not self._items:
+            self._waiter = self._loop.create_future()
+            left = deadline.left()
+            timer = None if left is None else self._loop.call_later(left, self._arrived)
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+                if timer is not None:
+                    timer.cancel()
+            if not self._items:
+                deadline.left()
+        item = self._items.popleft()
+        if isinstance(item, DenizenError):
+            raise item
+        self.taken += item.size
+        return item
+
+
+async def begin(connection: Connection, request: Request[C, R], deadline: Deadline, mailbox: Mailbox) -> Call:
+    """Sends a request, waiting for room in the shared memory if need be."""
+    messages = request.messages(connection.part_bytes)
+    call = connection.begin(mailbox)
+    try:
+        for message in messages:
+            while not await _send(connection, call, message):
+                deadline.left()
+                await asyncio.sleep(_RETRY_SECONDS)
+    except BaseException:
+        call.cancel()
+        raise
+    return call
+
+
+async def _send(connection: Connection, call: Call, message: wire.Message) -> bool:
+    if message.attachment is not None and len(message.attachment) > _COPY_BYTES:
+        return await asyncio.to_thread(connection.send, call, message, 0)
+    return connection.send(call, message, 0)
+
+
+async def wait(connection: Connection, request: Request[C, R], deadline: Deadline) -> R:
+    """The result of a request that is answered as a whole. Cancelling the task cancels it."""
+    mailbox = LoopMailbox()
+    call = await begin(connection, request, deadline, mailbox)
+    try:
+        while (envelope := await mailbox.take(deadline)).kind is not wire.Kind.RESULT:
+            pass
+        return request.read_result(envelope)
+    except BaseException:
+        call.cancel()
+        raise
+
+
+class AsyncStream(Generic[C, R]):
+    """An asynchronous iterator over the pieces of an answer. It belongs to one task at a time.
+
+    Leaving it unfinished cancels the call: by :meth:`close`, at the end of an `async with`, by cancelling the task that
+    waits for a piece, or when it is garbage collected, as after a `break` out of `async for`. Errors of the call are
+    raised where the next piece is asked for.
+    """
+
+    _call: Call | None = None
+
+    def __init__(self, owner: object, connection: Connection, request: Request[C, R], deadline: Deadline) -> None:
+        self._owner = owner  # a client that nobody else holds must live as long as its streams
+        self._connection = connection
+        self._request = request
+        self._deadline = deadline
+        self._mailbox = LoopMailbox()
+        self._result: R | None = None
+
+    async def _begin(self) -> Self:
+        self._call = await begin(self._connection, self._request, self._deadline, self._mailbox)
+        return self
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> C:
+        self._connection.check()
+        while self._call is not None:
+            try:
+                envelope = await self._mailbox.take(self._deadline)
+                if envelope.kind is wire.Kind.RESULT:
+                    self._result = self._request.read_result(envelope)
+                    self._call = None
+                    break
+                item = self._request.read_chunk(envelope)
+            except BaseException:
+                self.close()
+                raise
+            if item is not None:
+                return item
+        raise StopAsyncIteration
+
+    async def result(self) -> R:
+        """What the answer came to; first takes what is still unread of the stream.
+
+        Raises the call's error, or DenizenError if the stream was closed before its end.
+        """
+        async for _ in self:
+            pass
+        if self._result is None:
+            raise DenizenError("the stream was closed before its end, so it has no result")
+        return self._result
+
+    def close(self) -> None:
+        """Cancels the call if it has not ended. More than once does no harm; there is nothing to wait for."""
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()
+
+    async def aclose(self) -> None:
+        """:meth:`close` under the name that `contextlib.aclosing` asks for."""
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class AsyncSpeech(AsyncStream[Pcm, Spoken]):
+    """Read-only float32 arrays of mono sound as it is made; joined they are all of it."""
+
+    def __init__(
+        self, owner: object, connection: Connection, request: Request[Pcm, Spoken], deadline: Deadline, voice: Voice
+    ) -> None:
+        super().__init__(owner, connection, request, deadline)
+        self._voice = voice
+        self._first: Pcm | None = None
+
+    async def sample_rate(self) -> int:
+        """In hertz. Waits for the first sound, and raises what that would."""
+        if not self._voice.rate:
+            self._first = await anext(self, None)
+        return self._voice.rate
+
+    async def __anext__(self) -> Pcm:
+        first, self._first = self._first, None
+        return await super().__anext__() if first is None else first
