@@ -186,7 +186,7 @@ def test_p30_a_worker_that_is_killed_in_mid_transcription(
         os.kill(worker, signal.SIGKILL)
         ends = [future.result(timeout=200) for future in futures]
     died = [end["error"] for end in ends if "error" in end]
-    assert len(died) >= 2, "those that ran"
+    assert died, "those that had begun to answer; what has said nothing yet begins anew elsewhere"
     assert {error["code"] for error in died} == {"worker_died"}
     assert all(error["message"] for error in died)
     # Between two windows a file has nothing to lose: it waits for the next worker.
