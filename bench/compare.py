@@ -17,7 +17,7 @@ from denizen.bench import environment, launch
 from denizen.bench.contrast import ERROR, FAMILY, Estimate, independent, interleaved, judge
 from denizen.bench.errors import BenchError
 from denizen.bench.figures import Figure, figures_of
-from denizen.bench.options import add_json_option, add_report_options, finish, positive_int, shown
+from denizen.bench.options import add_report_options, finish, positive_int, shown
 from denizen.bench.schema import Report
 
 if TYPE_CHECKING:
@@ -76,8 +76,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], ki
         "--restarts", type=positive_int, default=4, metavar="N", help="of each server (default: %(default)s)"
     )
     _add_common(parser)
-    add_json_option(parser)
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    add_report_options(parser)
     parser.add_argument(
         "what", nargs=argparse.REMAINDER, metavar="KIND …", help=f"{names}, with its own options; or result files"
     )
@@ -100,6 +99,12 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _take_over(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """What stands before KIND holds unless it stands behind it too."""
+    names = ("figures", "smallest", "json", "records", "out", "markdown", "quiet")
+    parser.set_defaults(**{name: getattr(options, name) for name in names})
+
+
 def _run(kinds: Mapping[str, Comparable], options: argparse.Namespace) -> int:
     first = options.what[0] if options.what else ""
     if first in kinds:
@@ -114,7 +119,7 @@ def _servers(kind: Comparable, options: argparse.Namespace) -> int:
     kind.fill(parser)
     _add_common(parser)
     add_report_options(parser)
-    parser.set_defaults(figures=options.figures, smallest=options.smallest, json=options.json, quiet=options.quiet)
+    _take_over(parser, options)
     inner = parser.parse_args(options.what[1:])
     if not options.a or not options.b:
         raise BenchError(f"compare {kind.name} needs the command lines of both servers: --a CMD --b CMD")
@@ -178,8 +183,8 @@ def _files(options: argparse.Namespace) -> int:
     parser.add_argument("files", type=Path, nargs="+", metavar="A.json", help="results of side A, one a restart")
     parser.add_argument("--with", dest="others", type=Path, nargs="+", required=True, metavar="B.json")
     _add_common(parser)
-    add_json_option(parser)
-    parser.set_defaults(figures=options.figures, smallest=options.smallest, json=options.json)
+    add_report_options(parser, records=False)
+    _take_over(parser, options)
     inner = parser.parse_args(options.what)
     runs = [Run(side, read_result(path)) for side, paths in (("A", inner.files), ("B", inner.others)) for path in paths]
     kinds = sorted({run.result["kind"] for run in runs})
