@@ -155,6 +155,17 @@ impl Message {
         }
     }
 
+    /// Adds to a piece of speech that has not been sent; false if it is none, or would be longer than `most` bytes.
+    pub fn grow(&mut self, samples: &[u8], most: usize) -> bool {
+        match &mut self.attachment {
+            Some(held) if self.kind == CHUNK && held.len() + samples.len() <= most => {
+                held.extend_from_slice(samples);
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// The result of a call that gives audio, with all of it, in pieces of at most `most` bytes.
     pub fn result_with_audio(result: &Value, audio: &[u8], most: usize) -> Vec<Self> {
         let body = json!({"result": result, "audio_len": audio.len()});

@@ -267,6 +267,27 @@ impl Lane {
     }
 }
 
+impl Lane {
+    /// Adds to the call's piece of speech that waits last for room; false if none does. Few large messages need less of
+    /// the client's shared memory than many small ones, so one that lags catches up.
+    pub fn grow(&self, samples: &[u8], most: usize) -> bool {
+        let mut state = self.outbox.lock();
+        let Some(last) = state.queue.back_mut() else {
+            return false;
+        };
+        let own = last
+            .call
+            .as_ref()
+            .is_some_and(|call| Arc::ptr_eq(call, &self.call));
+        if !own || !last.message.grow(samples, most) {
+            return false;
+        }
+        state.bytes += samples.len();
+        self.call.bytes.fetch_add(samples.len(), Ordering::Relaxed);
+        true
+    }
+}
+
 impl Outlet for Lane {
     async fn room(&self) -> Result<(), Unsendable> {
         let limit = self.outbox.app.config.max_buffered;

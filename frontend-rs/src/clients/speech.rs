@@ -84,6 +84,9 @@ impl Audio<'_> {
         }
         let bytes: Vec<u8> = bytes.collect();
         for piece in bytes.chunks(PIECE) {
+            if self.lane.grow(piece, PIECE) {
+                continue;
+            }
             let chunk = Message::audio(self.sent, self.job.rate, piece.to_vec());
             self.lane.send([chunk]);
             self.sent += 1;

@@ -97,6 +97,39 @@ fn speech_is_streamed_unless_said_otherwise() {
 }
 
 #[test]
+fn pieces_that_wait_for_a_client_grow_together() {
+    const PIECES: usize = 400;
+    let backend = Scripted::new(vec![speaker()], |_| {
+        let piece = |index: usize| Step::Event(Event::Audio(vec![index as f32 / 400.0; 1920]));
+        let mut steps: Vec<Step> = (0..PIECES).map(piece).collect();
+        steps.push(done(FinishReason::Stop));
+        steps
+    });
+    let served = Served::start(backend.clone());
+    let mut client = served.client();
+    let call = client.call("audio.speech", body(json!({})));
+    // The client takes nothing until all has been said.
+    until("all is said", || {
+        backend.submissions() == 1 && backend.live() == 0
+    });
+    let (chunks, end) = client.whole(call);
+    assert_eq!(end.kind, RESULT, "{end:?}");
+    assert!(chunks.len() < PIECES / 2, "{} messages", chunks.len());
+    for (index, chunk) in chunks.iter().enumerate() {
+        assert_eq!(chunk.body["index"], json!(index));
+    }
+    let bytes: Vec<u8> = chunks
+        .iter()
+        .flat_map(|chunk| chunk.attachment.clone().unwrap())
+        .collect();
+    let said: Vec<f32> = (0..PIECES)
+        .flat_map(|index| vec![index as f32 / 400.0; 1920])
+        .collect();
+    assert_eq!(samples(&bytes), said);
+    assert_eq!(end.body["result"]["samples"], said.len());
+}
+
+#[test]
 fn speech_as_a_whole_comes_in_parts() {
     for count in [1, 20] {
         let (served, _) = served(count);
