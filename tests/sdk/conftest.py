@@ -166,5 +166,5 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """A failure shows what the servers have printed."""
     report = yield
     if report.failed:
-        report.sections += [(f"log of {server.command}", server.log()) for server in Running.started]
+        report.sections += [(f"log of {server.command}", server.log()) for server in Running.live]
     return report

@@ -47,14 +47,14 @@ impl Rendezvous {
             match self.listener.accept() {
                 Ok(Some(connection)) => {
                     number += 1;
-                    let place = places.clone().try_acquire_owned().ok();
                     let visitor = Visitor {
                         app: self.app.clone(),
                         connection,
                         number,
                         limit: self.limit,
+                        places: places.clone(),
                     };
-                    sessions.spawn(visitor.receive(place, stopping.clone()));
+                    sessions.spawn(visitor.receive(stopping.clone()));
                     continue;
                 }
                 Ok(None) => {}
@@ -79,6 +79,9 @@ struct Visitor {
     connection: Connection,
     number: u64,
     limit: usize,
+    /// Of clients: taken once a visitor has said that it is one, so that what knocks and says nothing, or nonsense, keeps
+    /// none from it.
+    places: Arc<Semaphore>,
 }
 
 /// Why a visitor is refused: the name in `/metrics`, and what it is told.
@@ -94,9 +97,9 @@ fn check_user(peer: u32, own: u32) -> Result<(), Refusal> {
 }
 
 impl Visitor {
-    async fn receive(self, place: Option<OwnedSemaphorePermit>, mut stop: Stop) {
+    async fn receive(self, mut stop: Stop) {
         let (app, number, pid) = (self.app.clone(), self.number, self.connection.pid());
-        let (host, _place) = match self.invite(place).await {
+        let (host, _place) = match self.invite().await {
             Ok(invited) => invited,
             Err((reason, why)) => {
                 app.clients.refused(reason);
@@ -123,12 +126,8 @@ impl Visitor {
     }
 
     /// Checks who it is and what it wants, and offers it a pair.
-    async fn invite(
-        self,
-        place: Option<OwnedSemaphorePermit>,
-    ) -> Result<(HostEnd, OwnedSemaphorePermit), Refusal> {
-        let asked = self.ask(place).await;
-        let (audio, place) = match asked {
+    async fn invite(self) -> Result<(HostEnd, OwnedSemaphorePermit), Refusal> {
+        let (audio, place) = match self.ask().await {
             Ok(asked) => asked,
             Err((reason, why)) => {
                 self.connection.refuse(&why);
@@ -155,24 +154,14 @@ impl Visitor {
         }
     }
 
-    async fn ask(
-        &self,
-        place: Option<OwnedSemaphorePermit>,
-    ) -> Result<(bool, OwnedSemaphorePermit), Refusal> {
+    async fn ask(&self) -> Result<(bool, OwnedSemaphorePermit), Refusal> {
         check_user(self.connection.uid(), denizen_shm::user())?;
-        let place = place.ok_or_else(|| {
-            let why = format!(
-                "{} clients are connected already; close one, or start the server with a higher --shm-clients",
-                self.limit
-            );
-            ("clients", why)
-        })?;
         let fault = |error: std::io::Error| ("hello", error.to_string());
         let waiting = readable(self.connection.as_fd()).map_err(fault)?;
         let deadline = Instant::now() + PATIENCE;
         loop {
             match self.connection.hello() {
-                Ok(Some(hello)) => return Ok((hello.audio, place)),
+                Ok(Some(hello)) => return Ok((hello.audio, self.place()?)),
                 Ok(None) => {}
                 Err(error @ ArenaError::AbiMismatch { .. }) => {
                     return Err(("version", error.to_string()))
@@ -187,6 +176,16 @@ impl Visitor {
                 }
             }
         }
+    }
+
+    fn place(&self) -> Result<OwnedSemaphorePermit, Refusal> {
+        self.places.clone().try_acquire_owned().map_err(|_| {
+            let why = format!(
+                "{} clients are connected already; close one, or start the server with a higher --shm-clients",
+                self.limit
+            );
+            ("clients", why)
+        })
     }
 }
 
