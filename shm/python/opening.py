@@ -48,8 +48,6 @@ def open_arena(path: Path, audio: bool, timeout: float) -> ClientArena:
             for memory in opened:
                 memory.close_fd()
     except NoServer as error:
-        raise ConnectError(
-            f"no server listens at {path} ({error}); start `denizen serve`, or give its name or path"
-        ) from None
+        raise ConnectError(f"{error}; start `denizen serve`, or give its name or path") from None
     except (ArenaError, ValueError) as error:  # a ValueError: a path that no socket can have
         raise ConnectError(f"the server at {path} cannot be used: {error}") from None
