@@ -17,10 +17,11 @@ import httpx
 import openai
 import pytest
 from denizen.bench.server import find_binary
+from denizen.bench.stub_models import write_ears
 
 from tests.e2e.waiting import eventually
 
-from .conftest import STUB, write_checkpoint
+from .conftest import STUB
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,34 +31,11 @@ if TYPE_CHECKING:
     from .conftest import Denizen, Stub
 
 SPEECH = "frontend-rs/tests/assets/audio/speech.wav"
-_LANGUAGES = {"<|en|>": 258, "<|de|>": 259}
-
-
-def write_whisper(folder: Path) -> Path:
-    """A checkpoint of which the front end and the stub read all they need: bytes are tokens, then special ids."""
-    write_checkpoint(folder)
-    config = {
-        "architectures": ["WhisperForConditionalGeneration"],
-        "vocab_size": 266 + 1501,
-        "max_target_positions": 448,
-    }
-    generation = {
-        "eos_token_id": 256,
-        "decoder_start_token_id": 257,
-        "lang_to_id": _LANGUAGES,
-        "task_to_id": {"translate": 260, "transcribe": 261},
-        "prev_sot_token_id": 263,
-        "no_timestamps_token_id": 265,
-        "is_multilingual": True,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "generation_config.json").write_text(json.dumps(generation))
-    return folder
 
 
 @pytest.fixture(scope="session")
 def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_whisper(tmp_path_factory.mktemp("whisper") / "letters")
+    return write_ears(tmp_path_factory.mktemp("whisper") / "letters")
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from denizen.bench.stub_models import write_ears
 from denizen.worker.stub.tone import pitch
 from tokenizers.pre_tokenizers import ByteLevel
 
@@ -22,7 +23,6 @@ from tests.e2e.calling import Caller
 from tests.e2e.waiting import eventually
 
 from .conftest import STUB, write_checkpoint
-from .test_audio import write_whisper
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +45,7 @@ def speaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     from tests.e2e.running import Running
 
     folder = tmp_path_factory.mktemp("speech")
-    models = {"voice": write_checkpoint, "text": write_checkpoint, "ears": write_whisper}
+    models = {"voice": write_checkpoint, "text": write_checkpoint, "ears": write_ears}
     named = [word for name, write in models.items() for word in ("--model", f"{name}={write(folder / name)}")]
     options = {"DENIZEN_STUB": json.dumps({"speech": {"models": ["voice"]}})}
     with Running([*STUB, *named], model="voice", env=options) as server:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from denizen.bench.__main__ import main
+from denizen.bench.stub_models import write_ears
 
 from tests.e2e.running import Running
 
 from .conftest import STUB, write_checkpoint
-from .test_audio import write_whisper
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ SECONDS_A_BYTE = 0.08
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Three models side by side: `voice` speaks, `text` continues text, `ears` hears."""
     folder = tmp_path_factory.mktemp("bench")
-    models = {"voice": write_checkpoint, "text": write_checkpoint, "ears": write_whisper}
+    models = {"voice": write_checkpoint, "text": write_checkpoint, "ears": write_ears}
     named = [word for name, write in models.items() for word in ("--model", f"{name}={write(folder / name)}")]
     options = {"DENIZEN_STUB": json.dumps({"speech": {"models": ["voice"]}, "step_ms": 2})}
     with Running([*STUB, *named], model="voice", env=options) as running:
