@@ -24,5 +24,8 @@ mkdir -p "$out"
 python3 -u -m denizen.bench "gpu-$kind" --out "$out" \
   --tokenizer "frontend-rs/tests/assets/$tokenizer/tokenizer.json.xz" "$@" 2>&1 | tee "$out/gpu-$kind.txt" && code=0 || code=$?
 # To be put into the bundle: the next run compiles nothing.
-if [ ! -f "$DENIZEN_BUNDLE/triton-cache.tgz" ]; then tar czf "$out/triton-cache.tgz" -C "$TRITON_CACHE_DIR" .; fi
+if [ ! -f "$DENIZEN_BUNDLE/triton-cache.tar.xz" ]; then
+  cache=$(realpath "$out")/triton-cache.tar.xz
+  (cd "$TRITON_CACHE_DIR" && python3 -m tarfile -c "$cache" .)
+fi
 exit "$code"

@@ -7,7 +7,8 @@
 - ``env.sh``: to be sourced there from the repository's root; installs the wheels aside, puts the extension in its place
   and sets the environment, the commit of these sources included. ``DENIZEN_BUNDLE`` names the folder if it is not
   ``.gpu``;
-- ``triton-cache.tgz``, if somebody has brought one: what ``scripts/bench_gpu.sh`` leaves in ``$OUT`` where it had none.
+- ``triton-cache.tar.xz``, if somebody has brought one: what ``scripts/bench_gpu.sh`` leaves in ``$OUT`` where it had
+  none.
 
 Takes minutes the first time; what is there already is kept, but for binary and extension, which cargo keeps up to date.
 """
@@ -100,8 +101,8 @@ export LIBRARY_PATH=$denizen_links${LIBRARY_PATH:+:$LIBRARY_PATH}
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-${TMPDIR:-/tmp}/denizen-triton}
 if [ ! -d "$TRITON_CACHE_DIR" ]; then
   mkdir -p "$TRITON_CACHE_DIR"
-  denizen_kernels=$denizen_bundle/triton-cache.tgz
-  if [ -f "$denizen_kernels" ]; then tar xzf "$denizen_kernels" -C "$TRITON_CACHE_DIR"; fi
+  denizen_kernels=$denizen_bundle/triton-cache.tar.xz
+  if [ -f "$denizen_kernels" ]; then python3 -m tarfile -e "$denizen_kernels" "$TRITON_CACHE_DIR"; fi
 fi
 # The sources travel without their history.
 export DENIZEN_COMMIT=@COMMIT@ DENIZEN_DIRTY=@DIRTY@
