@@ -63,6 +63,11 @@ class Bench(GpuRun[Load, LoadSummary]):
     def __post_init__(self) -> None:
         self.contexts = tuple(self.options.contexts)
 
+    @property
+    def first_device(self) -> str:
+        """The GPU of parts that need no server."""
+        return str(self.options.device).partition(",")[0]
+
     def make_checkpoint(self) -> None:
         options = self.options
         if options.checkpoint:
@@ -77,7 +82,7 @@ class Bench(GpuRun[Load, LoadSummary]):
         self.report.data["weights_sha256"] = checkpoint.sha256(self.folder)
 
     def floor(self) -> None:
-        options, rate = self.options, copy_rate(self.options.device)
+        options, rate = self.options, copy_rate(self.first_device)
         context = mean_context(options.prompt_tokens, options.output_len)
         rows: dict[str, dict[int, Any]] = {}
         for state, size in (("rows", FP32), ("rows_bf16_state", BF16)):
@@ -161,7 +166,7 @@ class Bench(GpuRun[Load, LoadSummary]):
     def quality(self) -> None:
         options = self.options
         self.report.figures["state_quality"] = state_quality.measure(
-            self.folder, options.device, options.quality_texts, options.quality_tokens, options.seed
+            self.folder, self.first_device, options.quality_texts, options.quality_tokens, options.seed
         )
 
     def _phases_folder(self, key: str) -> Path:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "gpu-text",
-        help="text on one GPU: closed loops, a single wave, resident beside host-planned",
+        help="text on GPUs: closed loops, a single wave, resident beside host-planned",
         description="Starts `denizen serve` with a checkpoint (a random one of a real shape unless --checkpoint is "
         "given) and measures it over HTTP: fixed lengths, greedy, the first pass of each load dropped. Parts: floor "
         "(copy rate and the memory floor of a step), loops (closed loops), wave (requests that start together, no "
@@ -37,7 +37,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--out", type=folder, required=True, metavar="DIR", help="for the result in every form, and server.log"
     )
-    parser.add_argument("--device", default="cuda:0", help="default: %(default)s")
+    parser.add_argument(
+        "--device", default="cuda:0", help="one, or several for one server: cuda:0,cuda:1 (default: %(default)s)"
+    )
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="instead of a random one")
     parser.add_argument(
         "--shape", choices=checkpoint.shapes("text"), default="qwen3_5-0.8b", help="default: %(default)s"
