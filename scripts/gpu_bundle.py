@@ -102,7 +102,7 @@ export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-${TMPDIR:-/tmp}/denizen-triton}
 if [ ! -d "$TRITON_CACHE_DIR" ]; then
   mkdir -p "$TRITON_CACHE_DIR"
   denizen_kernels=$denizen_bundle/triton-cache.tar.xz
-  if [ -f "$denizen_kernels" ]; then python3 -m tarfile -e "$denizen_kernels" "$TRITON_CACHE_DIR"; fi
+  if [ -f "$denizen_kernels" ]; then python3 -W ignore -m tarfile -e "$denizen_kernels" "$TRITON_CACHE_DIR"; fi
 fi
 # The sources travel without their history.
 export DENIZEN_COMMIT=@COMMIT@ DENIZEN_DIRTY=@DIRTY@
