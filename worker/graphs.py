@@ -110,8 +110,7 @@ class Launched:
         self._scores = scores
         self._logits = logits
         self._stream = stream
-        self._mailbox.expected += 1
-        self._count = self._mailbox.expected
+        self._count = self._mailbox.expect()
 
     @property
     def arrived(self) -> bool:

@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from denizen.kernels.adjust import IN_PROMPT
 from denizen.kernels.draw import log_exponential
 from denizen.worker.sampling.params import ROW_BYTES, Feature, SamplingParams, unpack
-from denizen.worker.sampling.state import IN_PROMPT, SamplerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from denizen.worker.sampling.state import SamplerState
 
 #: Candidates that a filtering row looks at first. A row whose filters keep them all looks at more, at last at all.
 CANDIDATES = 128

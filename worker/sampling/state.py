@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from denizen.kernels.adjust import IN_PROMPT
 from denizen.worker.memory import zeros
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-#: Added to a token's count when it is in the prompt; counts of outputs stay below.
-IN_PROMPT = 1 << 24
 
 
 @dataclass(frozen=True)
