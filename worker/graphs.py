@@ -22,6 +22,7 @@ import torch
 from denizen.kernels.row_writes import apply_row_writes
 from denizen.worker.attention.flashinfer import SlotWorkspace, padded_indptr
 from denizen.worker.errors import DeviceError, StepError
+from denizen.worker.memory import upload
 from denizen.worker.models.base import hears
 from denizen.worker.phases import Stopwatch
 from denizen.worker.resident.planner import GRAPH_SLOTS, PlanMode
@@ -333,15 +334,12 @@ class GraphRunner:
         rows = next(bucket for bucket in self._prefill_rows if bucket >= plan.bucket)
         return rows, next(bucket for bucket in self._tokens if bucket >= tokens)
 
-    def _section(self, plan: StepPlan, name: str) -> torch.Tensor:
-        section = plan.inputs.section(plan.buffer, name)
-        assert section is not None
-        return torch.from_numpy(section)
-
     def _write_rows(self, plan: StepPlan) -> None:
-        """Row writes too long for the step's block, in a copy of their own."""
-        runs, payload = (self._section(plan, name).to(self._device) for name in ("runs", "payload"))
-        apply_row_writes(self.tables.words, runs.view(-1, 2), payload)
+        """Row writes too long for the step's block, in copies of their own."""
+        runs, payload = (plan.inputs.section(plan.buffer, name) for name in ("runs", "payload"))
+        assert runs is not None
+        assert payload is not None
+        apply_row_writes(self.tables.words, upload(runs, self._device).view(-1, 2), upload(payload, self._device))
 
     def _plan_padding(self, step: StaticStep) -> None:
         for key, bound in step.attention.items():

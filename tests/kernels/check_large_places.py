@@ -95,15 +95,16 @@ def test_logits_counts_and_biases_of_the_last_row() -> None:
     g = generator(4)
     vocab = 40_000
     rows = BEYOND // vocab + 2
-    near = torch.randn(2, vocab, generator=g).to(torch.bfloat16)
-    logits = zeros((BEYOND + vocab,), DEVICE, torch.bfloat16).as_strided((2, vocab), (BEYOND, 1))
+    near = torch.randn(3, vocab, generator=g).to(torch.bfloat16)
+    # Two strides are too much for 32 bits, and one is not: it is passed in 32.
+    logits = zeros((BEYOND + vocab,), DEVICE, torch.bfloat16).as_strided((3, vocab), (BEYOND // 2, 1))
     logits.copy_(near)
-    heat, seed, position = torch.tensor([0.0, 0.9]), torch.tensor([1, 2]), torch.tensor([5, 6])
-    limits = torch.tensor([0, 30], dtype=torch.int32), torch.tensor([1.0, 0.9]), torch.tensor([0.0, 0.01])
+    heat, seed, position = torch.tensor([0.0, 0.9, 1.1]), torch.tensor([1, 2, 3]), torch.tensor([5, 6, 7])
+    limits = torch.tensor([0, 30, 20], dtype=torch.int32), torch.tensor([1, 0.9, 1]), torch.tensor([0, 0.01, 0])
     threshold = filter_threshold(near, heat, *limits)
     mine = filter_threshold_triton(logits, *map(on_device, (heat, *limits)))
-    assert mine.isfinite().tolist() == threshold.isfinite().tolist() == [False, True]
-    keeps = [int((near[1].float() >= bound).sum()) for bound in (threshold[1].cpu(), mine[1].cpu())]
+    assert mine.isfinite().tolist() == threshold.isfinite().tolist() == [False, True, True]
+    keeps = [(near.float() >= bound.cpu()[:, None]).sum(dim=1).tolist() for bound in (threshold, mine)]
     assert keeps[0] == keeps[1]
     want = gumbel_argmax(near, heat, seed, position, threshold)
     same(gumbel_argmax_triton(logits, *map(on_device, (heat, seed, position)), mine), want, "tokens")
@@ -111,14 +112,14 @@ def test_logits_counts_and_biases_of_the_last_row() -> None:
     counts, bias = zeros((rows, vocab), DEVICE, torch.int32), zeros((rows, vocab), DEVICE, torch.float32)
     few = torch.randint(0, 3, (1, vocab), generator=g, dtype=torch.int32), torch.randn(1, vocab, generator=g)
     counts[-1], bias[-1] = few[0][0].to(DEVICE), few[1][0].to(DEVICE)
-    asks = torch.full((2,), PENALTY | BIAS, dtype=torch.int32)
-    numbers = [torch.full((2,), value) for value in (1.3, 0.5, 0.25)]
-    ends = torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32), torch.zeros(2, 1, dtype=torch.int32)
-    slots = torch.zeros(2, dtype=torch.int32)
+    asks = torch.full((3,), PENALTY | BIAS, dtype=torch.int32)
+    numbers = [torch.full((3,), value) for value in (1.3, 0.5, 0.25)]
+    ends = torch.zeros(3, dtype=torch.int32), torch.zeros(3, dtype=torch.int32), torch.zeros(3, 1, dtype=torch.int32)
+    slots = torch.zeros(3, dtype=torch.int32)
     want = adjust_logits(near, slots, asks, *numbers, *ends, *few)
     given = map(on_device, (slots + rows - 1, asks, *numbers, *ends))
     close(adjust_logits_triton(logits, *given, counts, bias), want, 1e-6, "adjusted logits")
-    tokens = torch.tensor([7, 9])
+    tokens = torch.tensor([7, 9, 11])
     count_tokens_triton(*map(on_device, (tokens, slots + rows - 1, asks)), counts)
     few[0][0, tokens] += 1
     same(counts[-1], few[0][0], "counts")
