@@ -196,7 +196,7 @@ def kept_candidates(values: torch.Tensor, mass: torch.Tensor, params: torch.Tens
     """Which of the candidates top-k, then top-p, then min-p keep: bool ``[n, K]``.
 
     ``values`` fp32 ``[n, K]``: the largest logits, falling; ``mass`` fp32 ``[n, K]``: their part of the whole row's
-    softmax. Each filter keeps what is at least as likely as the last token that it needs, as ``kernels/filter.py`` does:
+    softmax. Each filter keeps what is at least as likely as the last token that it needs, as ``kernels/filter.py``:
     a choice among equals would depend on how many candidates there are, hence on the row's neighbours. Top-p needs
     tokens until they hold p of what top-k left.
     """
