@@ -100,6 +100,7 @@ class ServedModel:
         max_rows = limits.max_rows or capacity.rows(context)
         rows = max_rows + 1
         tokens = capacity.tokens(max_rows, context) if pools.kv_tokens is None else pools.kv_tokens
+        capacity.check(max_rows, tokens)
         pages = -(-tokens // size)
         context = min(context, pages * size)
         # A context pool has room for every row's context, so that it never keeps a request waiting.
