@@ -191,7 +191,7 @@ class GraphRunner:
         self._steps: dict[tuple[str, Bucket, int], StaticStep] = {}
         self._graphs: dict[tuple[str, Bucket, int, Variant], torch.cuda.CUDAGraph] = {}
         self._mailboxes: list[Mailbox] = []
-        self._planned: dict[tuple[str, int, str], tuple[StaticStep, PageLists]] = {}
+        self._planned: dict[tuple[str, int, str], PageLists] = {}
         self._make_decode_steps(attention)
         self._make_prefill_steps(attention)
         for step in self._steps.values():
@@ -373,12 +373,12 @@ class GraphRunner:
         self, step: StaticStep, plan: StepPlan, key: str, lists: PageLists, queries: torch.Tensor | None
     ) -> None:
         """Plans a pool that the step only reads, unless the slot holds just this plan from its last step."""
-        place, made = (plan.walk, plan.graph_slot, key), (step, lists)
-        if self._planned.get(place) == made:
+        place = plan.walk, plan.graph_slot, key
+        if self._planned.get(place) is lists:  # which belong to one group of rows, hence to one bucket
             return
         self._planned.pop(place, None)
         bound = step.attention[key]
         bound.pages.load(lists.indptr, lists.indices, lists.last_page_len)
         bound.plan(torch.from_numpy(padded_indptr(lists.indptr, bound.shape.rows)), queries)
-        self._planned[place] = made
+        self._planned[place] = lists
         self.read_plans += 1
