@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from denizen.kernels.jit import jit, tl
 
-#: Bits of a row's features, those of the worker's sampling parameters.
+#: Bits of a row's features: some of those of the worker's sampling parameters.
 PENALTY, BIAS, MIN_TOKENS = 4, 8, 16
 #: A count holds how often a token was generated, and from this bit on whether it is in the prompt.
 IN_PROMPT = 1 << 24

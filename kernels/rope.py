@@ -5,18 +5,6 @@ from __future__ import annotations
 import torch
 
 
-def rope_angles(
-    positions: torch.Tensor, inv_freq: torch.Tensor, attention_factor: float, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine for one step, shared by its layers.
-
-    ``positions`` int64 ``[T]``, ``inv_freq`` fp32 ``[R / 2]``. Both results are ``[T, 1, R / 2]`` in ``dtype``, times
-    ``attention_factor`` (1 unless a scaling type says otherwise).
-    """
-    angles = (positions.to(torch.float32)[:, None] * inv_freq)[:, None, :]
-    return (angles.cos() * attention_factor).to(dtype), (angles.sin() * attention_factor).to(dtype)
-
-
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotates the first ``R`` dimensions of every head and passes the others through.
 

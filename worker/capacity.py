@@ -20,6 +20,8 @@ _KV_SHARE = {"cpu": 0.3, "cuda": 0.85}
 #: Bytes that a CUDA model needs besides: intermediate results of its graphs, the planner's workspace, and a row of the
 #: sampler's counts and biases for every row of the tables.
 _CUDA_RESERVE = 4 << 30
+#: Places in a pool are numbers of 32 bits; rounding up to pages and the sink page stay within.
+_MOST_TOKENS = (1 << 31) - (1 << 20)
 
 
 class Capacity:
@@ -38,7 +40,8 @@ class Capacity:
         self._model = model
         self._device = device
         self._page_size = page_size
-        self._room = int(available_bytes(device) * share * _KV_SHARE[device.type])
+        self._available = available_bytes(device)
+        self._room = int(self._available * share * _KV_SHARE[device.type])
         if device.type == "cuda":
             self._room -= _CUDA_RESERVE
         #: bytes of a page of every pool that follows the tokens
@@ -65,6 +68,17 @@ class Capacity:
                 "lower max_rows, or set kv_tokens"
             )
         return pages * self._page_size
+
+    def check(self, rows: int, tokens: int) -> None:
+        """Raises :class:`CapacityError` if so many rows and KV positions, which somebody asked for, are too many."""
+        if tokens > _MOST_TOKENS:
+            raise CapacityError(f"kv_tokens = {tokens} is too much: lower it to {_MOST_TOKENS} at most")
+        need = -(-tokens // self._page_size) * self._page + (rows + 1) * self._row
+        if need > self._available:
+            raise CapacityError(
+                f"kv_tokens = {tokens} and {rows} rows take {need / 2**30:,.1f} GiB; {self._device} has "
+                f"{self._available / 2**30:,.1f} GiB left; lower kv_tokens or max_rows"
+            )
 
     def _pages(self, context: int) -> int:
         return -(-context // self._page_size)

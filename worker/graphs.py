@@ -22,6 +22,7 @@ import torch
 from denizen.kernels.row_writes import apply_row_writes
 from denizen.worker.attention.flashinfer import SlotWorkspace, padded_indptr
 from denizen.worker.errors import DeviceError, StepError
+from denizen.worker.memory import upload
 from denizen.worker.models.base import hears
 from denizen.worker.phases import Stopwatch
 from denizen.worker.resident.planner import GRAPH_SLOTS, PlanMode
@@ -110,8 +111,7 @@ class Launched:
         self._scores = scores
         self._logits = logits
         self._stream = stream
-        self._mailbox.expected += 1
-        self._count = self._mailbox.expected
+        self._count = self._mailbox.expect()
 
     @property
     def arrived(self) -> bool:
@@ -191,7 +191,7 @@ class GraphRunner:
         self._steps: dict[tuple[str, Bucket, int], StaticStep] = {}
         self._graphs: dict[tuple[str, Bucket, int, Variant], torch.cuda.CUDAGraph] = {}
         self._mailboxes: list[Mailbox] = []
-        self._planned: dict[tuple[str, int, str], tuple[StaticStep, PageLists]] = {}
+        self._planned: dict[tuple[str, int, str], PageLists] = {}
         self._make_decode_steps(attention)
         self._make_prefill_steps(attention)
         for step in self._steps.values():
@@ -334,15 +334,12 @@ class GraphRunner:
         rows = next(bucket for bucket in self._prefill_rows if bucket >= plan.bucket)
         return rows, next(bucket for bucket in self._tokens if bucket >= tokens)
 
-    def _section(self, plan: StepPlan, name: str) -> torch.Tensor:
-        section = plan.inputs.section(plan.buffer, name)
-        assert section is not None
-        return torch.from_numpy(section)
-
     def _write_rows(self, plan: StepPlan) -> None:
-        """Row writes too long for the step's block, in a copy of their own."""
-        runs, payload = (self._section(plan, name).to(self._device) for name in ("runs", "payload"))
-        apply_row_writes(self.tables.words, runs.view(-1, 2), payload)
+        """Row writes too long for the step's block, in copies of their own."""
+        runs, payload = (plan.inputs.section(plan.buffer, name) for name in ("runs", "payload"))
+        assert runs is not None
+        assert payload is not None
+        apply_row_writes(self.tables.words, upload(runs, self._device).view(-1, 2), upload(payload, self._device))
 
     def _plan_padding(self, step: StaticStep) -> None:
         for key, bound in step.attention.items():
@@ -376,12 +373,12 @@ class GraphRunner:
         self, step: StaticStep, plan: StepPlan, key: str, lists: PageLists, queries: torch.Tensor | None
     ) -> None:
         """Plans a pool that the step only reads, unless the slot holds just this plan from its last step."""
-        place, made = (plan.walk, plan.graph_slot, key), (step, lists)
-        if self._planned.get(place) == made:
+        place = plan.walk, plan.graph_slot, key
+        if self._planned.get(place) is lists:  # which belong to one group of rows, hence to one bucket
             return
         self._planned.pop(place, None)
         bound = step.attention[key]
         bound.pages.load(lists.indptr, lists.indices, lists.last_page_len)
         bound.plan(torch.from_numpy(padded_indptr(lists.indptr, bound.shape.rows)), queries)
-        self._planned[place] = made
+        self._planned[place] = lists
         self.read_plans += 1

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
-from denizen.worker.errors import DeviceError
+from denizen.worker.errors import CapacityError, DeviceError
 from denizen.worker.models.checkpoint import Checkpoint
 from denizen.worker.models.registry import model_class
 from denizen.worker.protocol import Load, Stats
@@ -43,20 +43,29 @@ def load_models(config: WorkerConfig, channel: Channel) -> list[ServedModel]:
     if device.type == "cuda":
         channel.arena.set_phase(PHASE_CAPTURE)
     # All weights are there before the pools share what is left.
-    return [
-        ServedModel.build(
-            name,
-            model,
-            device,
-            dtype,
-            config.pools,
-            config.scheduler,
-            config.engine,
-            fingerprint=fingerprint,
-            share=1 / (len(loaded) - index),
-        )
-        for index, (name, model, fingerprint) in enumerate(loaded)
-    ]
+    served = []
+    for index, (name, model, fingerprint) in enumerate(loaded):
+        share = 1 / (len(loaded) - index)
+        try:
+            served.append(
+                ServedModel.build(
+                    name,
+                    model,
+                    device,
+                    dtype,
+                    config.pools,
+                    config.scheduler,
+                    config.engine,
+                    fingerprint=fingerprint,
+                    share=share,
+                )
+            )
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            first = str(error).splitlines()[0] if str(error) else "out of memory"
+            raise CapacityError(
+                f"{device} has no room for the pools of model '{name}': {first}; lower kv_tokens or max_rows"
+            ) from None
+    return served
 
 
 def open_device(name: str) -> torch.device:

@@ -1,4 +1,4 @@
-"""How much memory a device has left, and large zeroed tensors."""
+"""Memory of a device: how much is left, large zeroed tensors, and copies that nobody waits for."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ def zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> t
     memory = np.zeros(size + _CACHE_LINE, np.uint8)
     first = -memory.ctypes.data % _CACHE_LINE
     return torch.from_numpy(memory[first : first + size]).view(dtype).view(shape)
+
+
+def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """The array on the device: on a GPU a copy that the current stream makes in its turn, while the host goes on."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def available_bytes(device: torch.device) -> int:

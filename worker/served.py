@@ -85,10 +85,11 @@ class ServedModel:
         Raises :class:`CapacityError`, and :class:`ModelError` for walks that do not fit the pools.
 
         ``buckets`` None = on CUDA those of ``graphs.py``, on the CPU every batch size: there a padded row costs as much
-        as a live one. ``mode``: of walks that write the pool, unless ``engine`` says that the host plans everything.
-        On CUDA it also captures the graphs.
+        as a live one. ``mode``: of walks that write the pool, unless ``engine`` says that the host plans everything
+        or the model names no resident "decode". On CUDA it also captures the graphs.
         """
         check_streams(model)
+        resident = engine.resident and "decode" in model.resident_walks
         state_pools = model.state_pools
         if pools.state_dtype != "float32":
             own = getattr(torch, pools.state_dtype)
@@ -99,6 +100,7 @@ class ServedModel:
         max_rows = limits.max_rows or capacity.rows(context)
         rows = max_rows + 1
         tokens = capacity.tokens(max_rows, context) if pools.kv_tokens is None else pools.kv_tokens
+        capacity.check(max_rows, tokens)
         pages = -(-tokens // size)
         context = min(context, pages * size)
         # A context pool has room for every row's context, so that it never keeps a request waiting.
@@ -118,7 +120,7 @@ class ServedModel:
             model.walks,
             buckets,
             mode,
-            resident=engine.resident,
+            resident=resident,
             row_inputs=model.row_inputs if hears(model) else None,
         )
         tables = DeviceTables(layout, device)
@@ -138,7 +140,7 @@ class ServedModel:
                 {s.key: flashinfer_attention(s, sizes[s.key], size, device, dtype) for s in model.kv_pools},
                 states,
                 sampler,
-                mode if engine.resident else PlanMode.FULL,
+                mode if resident else PlanMode.FULL,
                 buckets,
                 prefill_tokens(model, chunk),
                 at_once,

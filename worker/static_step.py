@@ -69,6 +69,12 @@ class Mailbox:
         self.delivered = torch.zeros(1, dtype=torch.int32, device=device)
         self.expected = 0  #: step count that the newest queued step will leave
 
+    def expect(self) -> int:
+        """The step count that the step that is now queued will leave: 32 bits with sign, as the device counts, which
+        goes on from below zero after 2,147,483,647 steps (a month, where a step takes half a millisecond)."""
+        self.expected = (self.expected + 1 + (1 << 31)) % (1 << 32) - (1 << 31)
+        return self.expected
+
     def reset(self) -> None:
         """After warming up and capturing: no step has been delivered."""
         self.delivered.zero_()

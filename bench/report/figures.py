@@ -22,7 +22,7 @@ from denizen.bench.report.quantities import (
 from denizen.bench.report.tables import Section, Table
 
 VERDICTS = ("better", "worse", "cannot tell")
-#: More groups of steps than this are shown by their medians alone.
+#: More groups of steps than this share one table.
 _PHASES_IN_FULL = 2
 
 
@@ -94,15 +94,18 @@ def figure_quantity(name: str) -> Quantity:
 
 
 def phase_sections(title: str, groups: dict[str, Any]) -> list[Section]:
-    """Microseconds a step: all percentiles of few groups, the medians of many."""
+    """Microseconds a step: all percentiles of few groups, three numbers a phase of many."""
     if len(groups) > _PHASES_IN_FULL:
         names = list(dict.fromkeys(name for group in _fullest_first(groups) for name in group["us"]))
         rows = [
-            [label, cell(group["steps"]), *(_p50(group["us"].get(name)) for name in names)]
+            [label, column, cell(group["steps"]), *(_whole(group["us"].get(name), column) for name in names)]
             for label, group in groups.items()
+            for column in ("mean", "p50", "p95")
         ]
         return [
-            Section(_joined("Phases of a step", title), [Table(["µs a step, p50", "steps", *map(words, names)], rows)])
+            Section(
+                _joined("Phases of a step", title), [Table(["µs a step", "", "steps", *map(words, names)], rows, 2)]
+            )
         ]
     found = []
     for label, group in groups.items():
@@ -119,8 +122,8 @@ def _fullest_first(groups: dict[str, Any]) -> list[Any]:
     return sorted(groups.values(), key=lambda group: -len(group["us"]))
 
 
-def _p50(values: dict[str, float] | None) -> str:
-    return MISSING if values is None else f"{values['p50']:,.0f}"
+def _whole(values: dict[str, float] | None, column: str) -> str:
+    return MISSING if values is None else f"{values[column]:,.0f}"
 
 
 def _joined(*parts: str) -> str:

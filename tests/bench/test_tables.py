@@ -131,10 +131,13 @@ def test_a_comparison_gives_ratio_interval_and_verdict() -> None:
     assert "note: not all runs had the same --seed" in lines
 
 
-def test_many_groups_of_steps_are_shown_by_their_medians() -> None:
-    text = printed("phases")
-    assert "µs a step, p50" in text
-    assert text.count("worker 0, decode, bucket 16, resident") == 1
+def test_many_groups_of_steps_share_a_table_of_means_medians_and_p95() -> None:
+    lines = printed("phases").splitlines()
+    [first] = [number for number, line in enumerate(lines) if line.startswith("worker 0, decode, bucket 16, resident")]
+    us = results.result("phases").figures["worker 0, decode, bucket 16, resident"]["us"]["iteration"]
+    for line, column in zip(lines[first : first + 3], ("mean", "p50", "p95"), strict=True):
+        assert column in line.split()
+        assert line.split()[-1] == f"{us[column]:,.0f}"
 
 
 def test_figures_that_nobody_described_get_tables_by_their_shape() -> None:

@@ -13,7 +13,6 @@ from denizen.kernels.adjust import (
     count_tokens,
     count_tokens_triton,
 )
-from denizen.worker.sampling import params, state
 from kernel_support import close, generator, on_device, same
 
 ROWS, HELD = 9, 5
@@ -62,9 +61,3 @@ def test_adjusted_logits_equal_the_reference() -> None:
             count_tokens(tokens, case["slots"], case["features"][:, 0], case["counts"])
             count_tokens_triton(on_device(tokens), device["slots"], device["features"][:, 0], device["counts"])
             same(device["counts"], case["counts"], f"counts {vocab} {dtype}")
-
-
-def test_bits_are_those_of_the_worker() -> None:
-    feature = params.Feature
-    assert (PENALTY, BIAS, MIN_TOKENS) == (feature.PENALTY, feature.BIAS, feature.MIN_TOKENS)
-    assert state.IN_PROMPT == IN_PROMPT

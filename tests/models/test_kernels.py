@@ -7,11 +7,12 @@ import math
 
 import pytest
 import torch
+from denizen.kernels.attention_inputs import rope_table
 from denizen.kernels.conv import causal_conv_prefill, causal_conv_step
 from denizen.kernels.gated_delta import gated_delta_prefill, gated_delta_step
 from denizen.kernels.norm import gated_rms_norm, rms_norm
 from denizen.kernels.page_gather import page_gather
-from denizen.kernels.rope import apply_rope, rope_angles
+from denizen.kernels.rope import apply_rope
 from torch.nn.functional import conv1d, silu
 
 PAGE = 4
@@ -155,7 +156,8 @@ def test_rope_turns_pairs_by_position_and_passes_the_rest(rotated):
     x = torch.randn(3, 2, 32)
     positions = torch.tensor([0, 5, 1000])
     inv_freq = 1.0 / 10000 ** (torch.arange(0, rotated, 2).float() / rotated)
-    out = apply_rope(x, *rope_angles(positions, inv_freq, 1.0, torch.float32))
+    cos, sin = rope_table(inv_freq, 1.0, 1001)[positions, :, None].unbind(dim=1)
+    out = apply_rope(x, cos, sin)
     half = rotated // 2
     for token, head, pair in itertools.product(range(3), range(2), range(half)):
         turn = torch.polar(torch.tensor(1.0), positions[token] * inv_freq[pair])

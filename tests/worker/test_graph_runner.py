@@ -84,6 +84,17 @@ def test_a_long_row_write_travels_by_itself():
     assert generate(served, [prompt], 30) == generate(serve_toy(**options), [prompt], 30)
 
 
+def test_the_steps_that_a_mailbox_counts_may_be_more_than_32_bits_hold():
+    """Symptom: after 2,147,483,647 steps, some weeks, no token ever arrives."""
+    served = serve_static()
+    for box in served.runner._mailboxes:
+        box.expected = 2**31 - 3
+        box.delivered.fill_(box.expected)
+    assert generate(served, PROMPTS[:2], OUTPUTS) == generate(serve_toy(), PROMPTS[:2], OUTPUTS)
+    assert any(box.expected < 0 for box in served.runner._mailboxes)
+    assert all(box.expected == box.delivered for box in served.runner._mailboxes)
+
+
 class Counting(Stopwatch):
     def __init__(self) -> None:
         self.phases: list[str] = []

@@ -325,6 +325,27 @@ def test_walks_that_do_not_fit_their_pools_are_refused():
     _refused("follow KV pool 'cross', whose span must be 1", {"self": 0, "cross": 4}, **other)
 
 
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_model_that_names_no_resident_walk_is_planned_on_the_host(runner):
+    model = TwoPoolModel()
+    model.resident_walks = frozenset()
+    served = RUNNERS[runner](model=model)
+    plan = _begin(served, 2).plan_decode()
+    assert set(plan.modes.values()) == {PlanMode.FULL}
+    assert "indices:self" in plan.inputs.sections
+    assert len(plan.inputs.section(plan.buffer, "runs")) == 2 * 2 * 3  # both rows, whole: a run a table
+    model = TwoPoolModel()
+    model.resident_walks = frozenset()
+    assert generate(RUNNERS[runner](model=model), PROMPTS, OUTPUTS) == expected(sampled=False)
+
+
+def test_a_resident_walk_that_is_none_is_refused():
+    model = TwoPoolModel()
+    model.resident_walks = frozenset({"decode", "decide"})
+    with pytest.raises(ModelError, match="resident_walks names 'decide', which is none of its walks"):
+        serve_toy(model=model)
+
+
 def test_rooms_of_contexts_are_reserved_for_every_row():
     served = serve("eager", max_rows=3)
     pool = served.scheduler.kv["context"]

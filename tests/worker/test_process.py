@@ -175,6 +175,7 @@ BROKEN = {
     "no models": ({"models": []}, "no models"),
     "unknown key": ({"pages": 3}, "unknown key 'pages'"),
     "no folder": ({"models": _model("/nowhere/at/all")}, "/nowhere/at/all"),
+    "huge cache": ({"kv_tokens": 2_100_000_000}, "lower kv_tokens or max_rows"),
     "tiny cache": ({"page_size": 0}, "'page_size' must be at least 1"),
 }
 

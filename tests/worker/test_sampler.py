@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from denizen.kernels.draw import log_exponential
+from denizen.kernels.filter import filter_threshold
+from denizen.kernels.sample import gumbel_argmax
 from denizen.worker.errors import RequestError
 from denizen.worker.sampling.params import FIELDS, MAX_MASKED_IDS, ROW_BYTES, SamplingParams, unpack
 from denizen.worker.sampling.sampler import SamplePlan, Sampler, kept_candidates
@@ -171,6 +173,22 @@ def test_a_token_depends_on_its_request_alone():
         for pads in (0, 3):
             tokens = Bench(MIXED).sample(logits, positions, order, pads).tokens.tolist()
             assert tokens[: len(order)] == [alone[index] for index in order]
+
+
+@pytest.mark.parametrize(
+    "limits", [{"top_k": 5}, {"top_k": 200}, {"top_p": 0.1}, {"top_p": 0.6}, {"top_k": 9, "top_p": 0.5}, {"min_p": 0.9}]
+)
+def test_equals_at_the_edge_of_a_filter_are_all_kept_whoever_is_in_the_batch(limits):
+    """Symptom: another token beside a neighbour with a large top_k, for which more candidates are looked at."""
+    levels = torch.randint(0, 9, (2, VOCAB), generator=torch.Generator().manual_seed(4)) / 2
+    params = SamplingParams(1.0, **limits)
+    block = {name: unpack(torch.from_numpy(params.packed)[None].view(torch.uint8), name) for name in FIELDS}
+    edge = filter_threshold(levels[:1], *(block[name] for name in ("temperature", "top_k", "top_p", "min_p")))
+    for seed in range(20):
+        requests = [SamplingParams(1.0, seed=seed, **limits), SamplingParams(1.0, top_k=900, seed=1)]
+        alone = Bench(requests).sample(levels, [3, 3], [0]).tokens.tolist()
+        assert Bench(requests).sample(levels, [3, 3]).tokens.tolist()[:1] == alone
+        assert gumbel_argmax(levels[:1], torch.ones(1), torch.tensor([seed]), torch.tensor([3]), edge).tolist() == alone
 
 
 def test_a_seeded_row_draws_the_same_beside_unseeded_neighbours():

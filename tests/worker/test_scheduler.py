@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from denizen.worker import capacity
 from denizen.worker.admission import Admission
 from denizen.worker.errors import CapacityError, RequestError
 from denizen.worker.memory import zeros
@@ -256,6 +257,18 @@ def test_pools_that_are_too_small_say_what_to_raise():
         KvPool("kv", 1, 16)
     with pytest.raises(CapacityError, match="max_rows"):
         SlotPool("rows", 1)
+
+
+def test_pools_that_somebody_asked_for_and_that_do_not_fit_are_refused_with_their_sizes(monkeypatch):
+    """Before a page is counted: a list of all of them may be more than the memory too."""
+    monkeypatch.setattr(capacity, "available_bytes", lambda device: 1 << 20)
+    assert serve_toy(kv_tokens=8_000).kv_tokens == 8_000
+    with pytest.raises(CapacityError, match=r"kv_tokens = 2000000000 and 8 rows take 119.2 GiB; cpu has 0.0 GiB left"):
+        serve_toy(kv_tokens=2 * 10**9)
+    with pytest.raises(CapacityError, match=r"kv_tokens = 4000000000 is too much: lower it to 2146435072 at most"):
+        serve_toy(kv_tokens=4 * 10**9)
+    with pytest.raises(CapacityError, match=r"50000 rows take .* lower kv_tokens or max_rows"):
+        serve_toy(max_rows=50_000)
 
 
 def test_pools_cost_no_memory_before_they_are_used():

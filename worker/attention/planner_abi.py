@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 #: Releases whose planner was read: arguments of the tensor-core (fa2 prefill) planner.
 _TENSOR_CORE_ARGUMENTS = {"0.6.13": 19, "0.6.14": 19, "0.7.2": 20}
-#: Arguments of the CUDA-core (decode) planner, the same in all of them.
-CUDA_CORE_ARGUMENTS = 15
 
 
 @dataclass(frozen=True)

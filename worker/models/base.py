@@ -131,7 +131,7 @@ class Model(Protocol):
     kv_pools: tuple[KvPoolSpec, ...]
     state_pools: tuple[StatePoolSpec, ...]
     walks: Mapping[str, Walk]  #: "prefill" and "decode" at least
-    resident_walks: frozenset[str]
+    resident_walks: frozenset[str]  #: with "decode", rows live on the device; else the host plans and rewrites them
 
     @classmethod
     def load(

@@ -17,6 +17,8 @@ _TOKENS = {"prefill": RAGGED, "decode": 1}
 def check_streams(model: Model) -> None:
     """Raises :class:`ModelError`, which names the walk, the pool and the remedy."""
     pools = {spec.key: spec for spec in model.kv_pools}
+    if unknown := sorted(model.resident_walks - model.walks.keys()):
+        raise ModelError(f"model '{model.family}': resident_walks names '{unknown[0]}', which is none of its walks")
     for walk in model.walks.values():
         where = f"model '{model.family}', walk '{walk.name}'"
         for key, span in walk.streams.items():

@@ -11,36 +11,26 @@ if TYPE_CHECKING:
 
 
 class RowWrites:
-    """Collects writes to the device tables on the host.
-
-    A *run* is words that lie together in one table. Writes that continue the previous run of the same table are joined
-    to it; runs of different tables, so of different pools, never are.
-    """
+    """Collects writes to the device tables on the host. A *run* is words that lie together in one row of a table."""
 
     def __init__(self, layout: TableLayout) -> None:
         self.layout = layout
         self._runs: list[tuple[int, int]] = []
         self._payload: list[np.ndarray] = []
-        self._table = ""
         self._words: list[tuple[np.ndarray, np.ndarray]] = []  #: runs of one word, their words
 
     def __len__(self) -> int:
         return len(self._runs) + sum(len(runs) for runs, _ in self._words)
 
     def put(self, table: str, row: int, column: int, values: np.ndarray | list[int]) -> None:
-        """Writes ``values`` (int32 words) to ``table`` from ``(row, column)`` on, within that row."""
+        """Writes ``values`` (int32 words) to ``table`` from ``(row, column)`` on, within that row: one run."""
         words = np.asarray(values, np.int32)
         place = self.layout.tables[table]
         if not 0 < row < self.layout.rows or column < 0 or column + len(words) > place.width:
             raise AssertionError(f"row write outside table '{table}': row {row}, column {column}, {len(words)} words")
         if not len(words):
             return
-        start = place.offset + row * place.width + column
-        if self._runs and self._table == table and sum(self._runs[-1]) == start:
-            self._runs[-1] = (self._runs[-1][0], self._runs[-1][1] + len(words))
-        else:
-            self._runs.append((start, len(words)))
-        self._table = table
+        self._runs.append((place.offset + row * place.width + column, len(words)))
         self._payload.append(words)
 
     def put_words(self, table: str, rows: np.ndarray, columns: np.ndarray, words: list[int]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from denizen.kernels import adjust
 from denizen.worker.errors import RequestError
 
 if TYPE_CHECKING:
@@ -78,9 +79,7 @@ class Feature:
 
     DRAW = 1  #: temperature above 0
     FILTER = 2  #: top-k, top-p or min-p
-    PENALTY = 4
-    BIAS = 8
-    MIN_TOKENS = 16
+    PENALTY, BIAS, MIN_TOKENS = adjust.PENALTY, adjust.BIAS, adjust.MIN_TOKENS
     LOGPROBS = 32
 
 

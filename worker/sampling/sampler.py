@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from denizen.kernels.adjust import IN_PROMPT
 from denizen.kernels.draw import log_exponential
 from denizen.worker.sampling.params import ROW_BYTES, Feature, SamplingParams, unpack
-from denizen.worker.sampling.state import IN_PROMPT, SamplerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from denizen.worker.sampling.state import SamplerState
 
 #: Candidates that a filtering row looks at first. A row whose filters keep them all looks at more, at last at all.
 CANDIDATES = 128
@@ -194,18 +196,19 @@ def kept_candidates(values: torch.Tensor, mass: torch.Tensor, params: torch.Tens
     """Which of the candidates top-k, then top-p, then min-p keep: bool ``[n, K]``.
 
     ``values`` fp32 ``[n, K]``: the largest logits, falling; ``mass`` fp32 ``[n, K]``: their part of the whole row's
-    softmax. Top-p keeps a token if the tokens above it hold less than p of what top-k left; the first is always kept.
+    softmax. Each filter keeps what is at least as likely as the last token that it needs, as ``kernels/filter.py``:
+    a choice among equals would depend on how many candidates there are, hence on the row's neighbours. Top-p needs
+    tokens until they hold p of what top-k left.
     """
     top_k, top_p, min_p = (unpack(params, name)[:, None] for name in ("top_k", "top_p", "min_p"))
-    rank = torch.arange(values.shape[1], device=values.device)
-    keep = (rank < top_k) | (top_k == 0)
+    kth = values.gather(1, (top_k.long() - 1).clamp(0, values.shape[1] - 1))
+    keep = (top_k == 0) | (values >= kth)
     mass = mass * keep
-    mass = torch.where(top_k == 0, mass, mass / mass.sum(dim=-1, keepdim=True))
-    above = torch.cumsum(mass, dim=-1) - mass
-    keep &= (above < top_p) | (top_p >= 1.0)
-    keep &= values >= values[:, :1] + torch.log(min_p)
-    keep[:, 0] = True
-    return keep
+    total = torch.cumsum(mass, dim=-1)  # whose order of summing does not depend on K
+    left = torch.where(top_k == 0, 1.0, total[:, -1:])
+    needed = (keep & (total - mass < top_p * left)).sum(dim=-1, keepdim=True).clamp_(min=1)
+    keep &= (top_p >= 1.0) | (values >= values.gather(1, needed - 1))
+    return keep & (values >= values[:, :1] + torch.log(min_p))
 
 
 def _hold_back(logits: torch.Tensor, index: torch.Tensor, params: torch.Tensor, output_count: torch.Tensor) -> None:

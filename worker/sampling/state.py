@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from denizen.worker.memory import zeros
+from denizen.kernels.adjust import IN_PROMPT
+from denizen.worker.memory import upload, zeros
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-#: Added to a token's count when it is in the prompt; counts of outputs stay below.
-IN_PROMPT = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -38,16 +36,17 @@ class SamplerState:
         self.bias = zeros((rows, vocab), device, torch.float32)
 
     def begin(self, row: SamplerRow) -> None:
+        """Queues what the row begins with; the host waits for nothing."""
         device = self.counts.device
         if row.prompt is not None:
             counts = self.counts[row.row]
             counts.zero_()
-            counts.index_fill_(0, torch.as_tensor(np.unique(row.prompt), dtype=torch.int64, device=device), IN_PROMPT)
+            counts.index_fill_(0, upload(np.unique(row.prompt).astype(np.int64), device), IN_PROMPT)
             if row.outputs:
-                ids = torch.as_tensor(row.outputs, dtype=torch.int64, device=device)
+                ids = upload(np.asarray(row.outputs, np.int64), device)
                 counts.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
         if row.bias:
             bias = self.bias[row.row]
             bias.zero_()
-            ids = torch.tensor([token for token, _ in row.bias], dtype=torch.int64, device=device)
-            bias.index_copy_(0, ids, torch.tensor([value for _, value in row.bias], device=device))
+            ids, values = (upload(np.asarray(column), device) for column in zip(*row.bias, strict=True))
+            bias.index_copy_(0, ids, values.to(torch.float32))
