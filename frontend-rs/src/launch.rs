@@ -49,6 +49,13 @@ impl Ground {
         let auto = gpu::auto(gpus, probe.flashinfer.is_some());
         let devices = config::devices(args, &specs, &auto).map_err(|error| error.to_string())?;
         gpu::check(&devices, gpus)?;
+        if gpus > 0 && auto == [Device::Cpu] && devices == auto && args.devices == config::AUTO {
+            tracing::warn!(
+                "{gpus} GPU(s) stay idle, as FlashInfer is not installed; install it with: {} -m pip install \
+                 'denizen[cuda]', or say --devices cpu",
+                python.display()
+            );
+        }
         Ok(Self {
             specs,
             devices,
