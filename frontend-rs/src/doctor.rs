@@ -86,14 +86,16 @@ async fn interpreter(args: &DoctorArgs, gpus: u32) -> Vec<Finding> {
         ),
         (Some(version), None) => finding(Mark::Good, "torch", version.clone()),
     });
-    findings.push(match &probe.cuda {
-        Some(version) => finding(Mark::Good, "CUDA", format!("torch was built for {version}")),
-        None => finding(
-            Mark::Note,
-            "CUDA",
-            "torch was built without it; models run on the CPU",
-        ),
-    });
+    if let (Some(_), None) = (&probe.torch, &probe.torch_error) {
+        findings.push(match &probe.cuda {
+            Some(version) => finding(Mark::Good, "CUDA", format!("torch was built for {version}")),
+            None => finding(
+                Mark::Note,
+                "CUDA",
+                "torch was built without it; models run on the CPU",
+            ),
+        });
+    }
     findings.push(match (&probe.devices[..], gpus) {
         ([], 0) => finding(Mark::Note, "GPU", "none; models run on the CPU (--devices cpu)"),
         ([], _) => finding(

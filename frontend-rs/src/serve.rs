@@ -107,7 +107,7 @@ async fn serve(
             event = events.recv() => match event {
                 Some(WorkerEvent::Loading { worker, load }) => {
                     let label = if workers > 1 {
-                        format!("loading {} (worker {worker})", load.model)
+                        format!("worker {worker}: {}", load.model)
                     } else {
                         format!("loading {}", load.model)
                     };
@@ -226,10 +226,11 @@ fn announce(args: &ServeArgs, address: SocketAddr, models: &[Arc<ModelEntry>], d
             std::net::Ipv6Addr::LOCALHOST.into()
         });
     }
-    let key = if args.api_key.is_some() {
-        " -H \"Authorization: Bearer $DENIZEN_API_KEY\""
-    } else {
-        ""
+    // The key itself is not for the screen.
+    let key = match (&args.api_key, std::env::var_os("DENIZEN_API_KEY")) {
+        (None, _) => "",
+        (Some(_), Some(_)) => " -H \"Authorization: Bearer $DENIZEN_API_KEY\"",
+        (Some(_), None) => " -H 'Authorization: Bearer YOUR_KEY'",
     };
     let try_it = match models.first() {
         Some(model) if model.speech.is_some() => format!(
