@@ -23,7 +23,7 @@ RUST_SOURCES := $(shell find frontend-rs/src shm/src shm/binding -name '*.rs' 2>
 	Cargo.toml Cargo.lock frontend-rs/Cargo.toml shm/Cargo.toml shm/binding/Cargo.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help serve setup test test-rust test-python test-gpu soak-gpu gpu-bundle bench-gpu lint format wheel clean
+.PHONY: help serve setup test test-rust test-python test-gpu soak-gpu gpu-bundle bench-gpu fuzz lint format wheel clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,7 +32,7 @@ help: ## show this list
 GPUS := $(if $(DEVICE),$(findstring cuda,$(DEVICE)),$(wildcard /dev/nvidia[0-9]*))
 
 serve: $(VENV)/.installed $(if $(GPUS),$(VENV)/.cuda) ## serve a model: PORT=8000 MODEL=NAME=PATH_OR_HUB_ID DEVICE=cpu or cuda:0
-	exec denizen serve --host $(HOST) --port $(PORT) $(if $(MODEL),--model $(MODEL)) $(if $(DEVICE),--devices $(DEVICE))
+	exec denizen serve --host $(HOST) --port $(PORT) $(if $(MODEL),--model '$(MODEL)') $(if $(DEVICE),--devices $(DEVICE))
 
 setup: $(VENV)/.installed $(VENV)/.tools ## create .venv and build and install everything
 
@@ -77,7 +77,7 @@ format: $(VENV)/.tools ## rewrite the sources in the house format
 	cargo fmt --all
 	ruff check --fix --quiet . ; ruff format .
 
-wheel: dist-data/scripts/denizen $(VENV)/.python ## build dist/*.whl: binary, extension and Python packages
+wheel: $(VENV)/.python dist-data/scripts/denizen ## build dist/*.whl: binary, extension and Python packages
 	maturin build --release --locked --out dist
 
 clean: ## remove everything that was built, .venv too
@@ -87,11 +87,13 @@ clean: ## remove everything that was built, .venv too
 
 $(VENV)/.python: constraints.txt
 	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust 1.88 or newer (rustup.rs), then run make again" >&2; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "$(PYTHON) is missing: install Python 3.11 or newer, or run make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) --version 2>&1): run make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@echo "== Creating .venv"
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet maturin
+	@$(PY) -m pip install --quiet maturin || { echo "maturin cannot be installed: check the network, or pip's settings" >&2; exit 1; }
 	@touch $@
 
 dist-data/scripts/denizen: $(RUST_SOURCES)
@@ -102,7 +104,7 @@ dist-data/scripts/denizen: $(RUST_SOURCES)
 
 # The extension, the Python packages (editable) and all that serving needs.
 $(VENV)/.installed: $(VENV)/.python dist-data/scripts/denizen pyproject.toml
-	@echo "== Installing Denizen and its dependencies (PyTorch is a large download the first time)"
+	@echo "== Installing Denizen and its dependencies (PyTorch is a large download the first time, 5 GB on the disk)"
 	maturin develop --release --locked --extras serve
 	@touch $@
 

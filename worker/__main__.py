@@ -1,7 +1,7 @@
 """Entry of the worker process: attach to the arena, load the models, serve, exit.
 
 Exit code 0: drained, terminated, or the front end has gone. 1: the worker could not start or broke; one line says why,
-on stderr and in an ERROR envelope with request 0.
+in an ERROR envelope with request 0, or on stderr where nobody is left to take that.
 """
 
 from __future__ import annotations
@@ -137,12 +137,11 @@ def _version(package: str) -> str:
 
 def _fail(channel: Channel, gone: type[Exception], code: str, message: str) -> int:
     line = message.splitlines()[0] if message else code
-    print(f"denizen worker: {line}", file=sys.stderr)
     try:
         channel.send(Error(code, line))
         channel.finish(_REPORT_S)
     except gone:
-        _log.debug("nobody is left to tell")
+        print(f"denizen worker: {line}", file=sys.stderr)
     return 1
 
 

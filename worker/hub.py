@@ -106,7 +106,7 @@ def _download(repository: str, revision: str | None, files: _Files, report: Repo
         for name, size in files.sizes.items()
         if not isinstance(try_to_load_from_cache(repository, name, revision=files.commit), str)
     }
-    _check_space(sum(missing.values()), repository)
+    check_space(Path(constants.HF_HUB_CACHE), sum(missing.values()), f"'{repository}'", "HF_HOME")
     # Small files first: a checkpoint that is refused is refused early.
     for name in sorted(missing, key=missing.__getitem__):
         hf_hub_download(repository, name, revision=files.commit, tqdm_class=_bar(name, missing[name], report))
@@ -117,15 +117,16 @@ def _download(repository: str, revision: str | None, files: _Files, report: Repo
     return Path(config).parent
 
 
-def _check_space(needed: int, repository: str) -> None:
-    folder = Path(constants.HF_HUB_CACHE)
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
+def check_space(folder: Path, needed: int, what: str, variable: str) -> None:
+    """Raises :class:`FetchError` where ``needed`` bytes do not fit in ``folder``, which ``variable`` moves."""
+    place = folder
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
     if needed and needed + _MARGIN > free:
         raise FetchError(
-            f"'{repository}' needs {needed / 1e9:.2f} GB in {constants.HF_HUB_CACHE}, where {free / 1e9:.2f} GB are "
-            "free; make room, or set HF_HOME to a larger disk",
+            f"{what} needs {needed / 1e9:.2f} GB in {folder}, where {free / 1e9:.2f} GB are free; make room, or set "
+            f"{variable} to a folder on a larger disk",
             "disk_full",
         )
 
@@ -170,8 +171,11 @@ def _cached(repository: str, revision: str | None) -> Path | None:
 
 
 @contextlib.contextmanager
-def translated(what: str, revision: str | None = None) -> Iterator[None]:
-    """Turns what libraries raise while ``what`` is fetched into :class:`FetchError`, one line with a remedy."""
+def translated(what: str, revision: str | None = None, variable: str = "HF_HOME") -> Iterator[None]:
+    """Turns what libraries raise while ``what`` is fetched into :class:`FetchError`, one line with a remedy.
+
+    ``variable`` names the folder where it is put.
+    """
     try:
         yield
     except FetchError:
@@ -205,6 +209,12 @@ def translated(what: str, revision: str | None = None) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise FetchError(
                 f"the disk is full while '{what}' is written; make room and start again", "disk_full"
+            ) from None
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise FetchError(
+                f"{error.filename} cannot be written ({error.strerror}), so '{what}' cannot be kept; set {variable} to "
+                "a folder that can",
+                "io",
             ) from None
         raise FetchError(f"'{what}' cannot be fetched: {_reason(error)}", "io") from None
 

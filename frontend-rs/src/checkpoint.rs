@@ -13,6 +13,8 @@ pub fn check(folder: &Path, architectures: &[String]) -> Result<(), String> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let hint = if has_suffix(folder, ".gguf") {
                 "; GGUF files are not served"
+            } else if folder.join("adapter_config.json").exists() {
+                "; this is a LoRA adapter: merge it into its base model first"
             } else {
                 ""
             };
@@ -20,7 +22,12 @@ pub fn check(folder: &Path, architectures: &[String]) -> Result<(), String> {
                 "{shown} is no checkpoint: config.json is missing; give the folder of a Hugging Face checkpoint{hint}"
             ));
         }
-        Err(error) => return Err(format!("{} cannot be read: {error}", config.display())),
+        Err(error) => {
+            return Err(format!(
+                "{} cannot be read: {error}; make the folder and its files readable",
+                config.display()
+            ))
+        }
     };
     let parsed: Value = serde_json::from_str(&text).map_err(|error| {
         format!(
@@ -30,7 +37,7 @@ pub fn check(folder: &Path, architectures: &[String]) -> Result<(), String> {
     })?;
     let Some(name) = parsed["architectures"][0].as_str() else {
         return Err(format!(
-            "{} does not name its model in 'architectures'",
+            "{} does not name its model in 'architectures'; give the folder of a Hugging Face checkpoint",
             config.display()
         ));
     };

@@ -10,12 +10,34 @@ Examples:
       the built-in model on 127.0.0.1:8000
   denizen serve --model Qwen/Qwen3.5-0.8B --devices cuda:0
       a model from the Hugging Face hub, on one GPU
-  denizen serve --model small=./SmolLM2 --model big=./Qwen3.5-2B@cuda:1 --devices cuda:0,cuda:1
-      two local models: 'small' on both GPUs, 'big' on the second
   denizen transcribe talk.mp3 --format srt
       subtitles of an audio file
   denizen doctor
       what this machine offers, and what is missing";
+
+const SERVE_EXAMPLES: &str = "\
+Examples:
+  denizen serve
+      the built-in model on 127.0.0.1:8000
+  denizen serve --model Qwen/Qwen3.5-0.8B --devices cuda:0
+      a model from the Hugging Face hub, on one GPU
+  denizen serve --model small=./SmolLM2 --model big=./Qwen3.5-2B@cuda:1 --devices cuda:0,cuda:1
+      two local models: 'small' on both GPUs, 'big' on the second
+  denizen serve --model openai/whisper-base
+      speech recognition
+
+Environment:
+  DENIZEN_CACHE    folder of the built-in model; ~/.cache/denizen by default
+  HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE
+                   for models of the hub, as huggingface_hub reads them
+  DENIZEN_RUN_DIR  folder where programs on this machine find the server";
+
+const TRANSCRIBE_EXAMPLES: &str = "\
+Examples:
+  denizen transcribe talk.mp3
+      the text, on stdout
+  denizen transcribe *.flac --model openai/whisper-small --format srt --output subtitles/
+      a file of subtitles for each";
 
 /// Serve small autoregressive models over an OpenAI-compatible API.
 #[derive(Debug, Parser)]
@@ -36,7 +58,7 @@ pub enum Command {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = SERVE_EXAMPLES)]
 pub struct ServeArgs {
     /// A model: a checkpoint folder or a hub id, optionally with a name and devices of its own; repeatable. Without it,
     /// the built-in SmolLM2-135M-Instruct
@@ -146,7 +168,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "PATH", help_heading = "Workers")]
     pub python: Option<PathBuf>,
 
-    /// error, warn, info, debug or trace
+    /// How much is said on stderr
     #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = ["error", "warn", "info", "debug", "trace"])]
     pub log_level: String,
 
@@ -159,6 +181,7 @@ pub struct ServeArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = TRANSCRIBE_EXAMPLES)]
 pub struct TranscribeArgs {
     /// Audio files: WAV, FLAC, MP3, OGG, Opus, WebM, M4A, AAC
     #[arg(required = true, value_name = "FILE")]
@@ -192,7 +215,7 @@ pub struct TranscribeArgs {
     #[arg(long, value_name = "PATH")]
     pub python: Option<PathBuf>,
 
-    /// error, warn, info, debug or trace
+    /// How much is said on stderr
     #[arg(long, value_name = "LEVEL", default_value = "warn", value_parser = ["error", "warn", "info", "debug", "trace"])]
     pub log_level: String,
 

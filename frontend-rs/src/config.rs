@@ -150,7 +150,7 @@ pub fn models(args: &ServeArgs) -> Result<Vec<ModelSpec>, ConfigError> {
 }
 
 /// What `--devices` says when it leaves the choice to us.
-const AUTO: &str = "auto";
+pub const AUTO: &str = "auto";
 
 /// The devices that are used: `--devices`, then what only models name. `auto`: what that word stands for here.
 pub fn devices(

@@ -3,10 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use denizen_shm::Config;
+use nix::sys::statvfs::statvfs;
 
 use crate::cli::DoctorArgs;
 use crate::progress::{size, Terminal};
 use crate::{gpu, python};
+
+/// Bytes on the disk that making the built-in model takes (`worker/builtin.py`).
+const CACHE_NEED: u64 = 900_000_000;
 
 /// How one thing is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,14 +86,16 @@ async fn interpreter(args: &DoctorArgs, gpus: u32) -> Vec<Finding> {
         ),
         (Some(version), None) => finding(Mark::Good, "torch", version.clone()),
     });
-    findings.push(match &probe.cuda {
-        Some(version) => finding(Mark::Good, "CUDA", format!("torch was built for {version}")),
-        None => finding(
-            Mark::Note,
-            "CUDA",
-            "torch was built without it; models run on the CPU",
-        ),
-    });
+    if let (Some(_), None) = (&probe.torch, &probe.torch_error) {
+        findings.push(match &probe.cuda {
+            Some(version) => finding(Mark::Good, "CUDA", format!("torch was built for {version}")),
+            None => finding(
+                Mark::Note,
+                "CUDA",
+                "torch was built without it; models run on the CPU",
+            ),
+        });
+    }
     findings.push(match (&probe.devices[..], gpus) {
         ([], 0) => finding(Mark::Note, "GPU", "none; models run on the CPU (--devices cpu)"),
         ([], _) => finding(
@@ -107,9 +113,22 @@ async fn interpreter(args: &DoctorArgs, gpus: u32) -> Vec<Finding> {
         None => finding(
             Mark::Note,
             "FlashInfer",
-            "not installed; install with pip install 'denizen[cuda]'",
+            format!(
+                "not installed; install with: {} -m pip install 'denizen[cuda]'",
+                python.display()
+            ),
         ),
     });
+    if !probe.devices.is_empty() {
+        findings.push(match gpu::nvcc() {
+            Some(nvcc) => finding(Mark::Good, "nvcc", nvcc.display().to_string()),
+            None => finding(
+                Mark::Note,
+                "nvcc",
+                "not found; FlashInfer compiles its kernels with it: install the CUDA toolkit, or set CUDA_HOME",
+            ),
+        });
+    }
     findings
 }
 
@@ -156,8 +175,23 @@ fn cache_folder() -> Finding {
         .ancestors()
         .find(|place| place.exists())
         .unwrap_or(Path::new("/"));
-    match nix::unistd::access(place, nix::unistd::AccessFlags::W_OK) {
-        Ok(()) => finding(Mark::Good, "cache", path.display().to_string()),
+    let free = statvfs(place).map(|stat| stat.blocks_available() * stat.fragment_size());
+    match nix::unistd::access(place, nix::unistd::AccessFlags::W_OK).and(free) {
+        Ok(free) if free < CACHE_NEED => finding(
+            Mark::Note,
+            "cache",
+            format!(
+                "{}, {} free; the built-in model takes {} while it is made: make room, or set DENIZEN_CACHE",
+                path.display(),
+                size(free),
+                size(CACHE_NEED)
+            ),
+        ),
+        Ok(free) => finding(
+            Mark::Good,
+            "cache",
+            format!("{}, {} free", path.display(), size(free)),
+        ),
         Err(error) => finding(
             Mark::Bad,
             "cache",

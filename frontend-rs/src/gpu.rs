@@ -1,6 +1,6 @@
 //! How many NVIDIA GPUs the kernel driver shows, without CUDA: enough to refuse a device that cannot be there.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::supervise::Device;
 
@@ -37,6 +37,20 @@ fn count_in(proc: &Path, dev: &Path) -> u32 {
     };
     let wsl = dev.join("dxg").exists();
     u32::try_from(found).unwrap_or(u32::MAX).max(u32::from(wsl))
+}
+
+/// The compiler that FlashInfer will find, by the rules of its own.
+pub fn nvcc() -> Option<PathBuf> {
+    let home = ["CUDA_HOME", "CUDA_PATH"].iter().find_map(std::env::var_os);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders: Vec<PathBuf> = match home {
+        Some(home) => vec![Path::new(&home).join("bin")],
+        None => std::env::split_paths(&path)
+            .chain(["/usr/local/cuda/bin".into()])
+            .collect(),
+    };
+    let files = folders.into_iter().map(|folder| folder.join("nvcc"));
+    files.into_iter().find(|file| file.is_file())
 }
 
 /// What `--devices auto` means: every GPU if the workers' interpreter can use one, else the CPU.

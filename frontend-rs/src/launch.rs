@@ -45,10 +45,21 @@ impl Ground {
         let probe = python::probe(&python, false)
             .await
             .map_err(|error| error.to_string())?;
+        let real = args.worker_module == "denizen.worker";
+        probe
+            .check(&python, real)
+            .map_err(|error| error.to_string())?;
         let gpus = gpu::count();
         let auto = gpu::auto(gpus, probe.flashinfer.is_some());
         let devices = config::devices(args, &specs, &auto).map_err(|error| error.to_string())?;
         gpu::check(&devices, gpus)?;
+        if gpus > 0 && auto == [Device::Cpu] && devices == auto && args.devices == config::AUTO {
+            tracing::warn!(
+                "{gpus} GPU(s) stay idle, as FlashInfer is not installed; install it with: {} -m pip install \
+                 'denizen[cuda]', or say --devices cpu",
+                python.display()
+            );
+        }
         Ok(Self {
             specs,
             devices,
@@ -59,10 +70,6 @@ impl Ground {
 
     /// Downloads what is missing, and reads the front end's side of the checkpoints.
     pub async fn prepare(&self, args: &ServeArgs) -> Result<Prepared, String> {
-        let real = args.worker_module == "denizen.worker";
-        self.probe
-            .check(&self.python, real)
-            .map_err(|error| error.to_string())?;
         let mut folders = Vec::new();
         for spec in &self.specs {
             folders.push(fetch::resolve(&self.python, &spec.source).await?);

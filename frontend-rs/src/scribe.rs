@@ -33,6 +33,13 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 /// Writes down all files. An error is one line; those of single files have been told by then.
 pub async fn run(args: TranscribeArgs) -> Result<(), String> {
     let outputs = outputs(&args)?;
+    // A slip of the pen is told before a model is fetched. Where there is any file, each speaks for itself.
+    if let (false, Some(first)) = (
+        args.files.iter().any(|file| is_there(file)),
+        args.files.first(),
+    ) {
+        return Err(format!("{}: there is no such file", first.display()));
+    }
     if let Some(folder) = &args.output {
         std::fs::create_dir_all(folder)
             .map_err(|error| format!("--output {}: {error}", folder.display()))?;
@@ -68,6 +75,11 @@ pub async fn run(args: TranscribeArgs) -> Result<(), String> {
     };
     started.supervisor.stop(patience).await;
     outcome
+}
+
+/// `-` is stdin.
+fn is_there(file: &Path) -> bool {
+    file == Path::new("-") || file.exists()
 }
 
 /// The workers are those of `denizen serve` with the same options.

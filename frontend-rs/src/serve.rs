@@ -30,7 +30,10 @@ pub async fn run(args: ServeArgs) -> Result<(), String> {
     // Early, so that a port in use is found before anything slow.
     let listener = bind(&args.host, args.port).await?;
     let address = listener.local_addr().map_err(|error| error.to_string())?;
-    let ground = Ground::survey(&args).await?;
+    let ground = tokio::select! {
+        ground = Ground::survey(&args) => ground?,
+        () = signals.next() => return Ok(()),
+    };
     launch::sweep();
     let place = shm_place(&args)?;
     let router = Router::new(args.max_in_flight as usize);
@@ -103,7 +106,11 @@ async fn serve(
             () = signals.next() => break,
             event = events.recv() => match event {
                 Some(WorkerEvent::Loading { worker, load }) => {
-                    let label = if workers > 1 { format!("worker {worker}: {}", load.model) } else { load.model };
+                    let label = if workers > 1 {
+                        format!("worker {worker}: {}", load.model)
+                    } else {
+                        format!("loading {}", load.model)
+                    };
                     progress.update(&label, load.done, load.total);
                 }
                 Some(WorkerEvent::Ready { worker }) => {
@@ -219,10 +226,11 @@ fn announce(args: &ServeArgs, address: SocketAddr, models: &[Arc<ModelEntry>], d
             std::net::Ipv6Addr::LOCALHOST.into()
         });
     }
-    let key = if args.api_key.is_some() {
-        " -H \"Authorization: Bearer $DENIZEN_API_KEY\""
-    } else {
-        ""
+    // The key itself is not for the screen.
+    let key = match (&args.api_key, std::env::var_os("DENIZEN_API_KEY")) {
+        (None, _) => "",
+        (Some(_), Some(_)) => " -H \"Authorization: Bearer $DENIZEN_API_KEY\"",
+        (Some(_), None) => " -H 'Authorization: Bearer YOUR_KEY'",
     };
     let try_it = match models.first() {
         Some(model) if model.speech.is_some() => format!(

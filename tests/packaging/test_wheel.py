@@ -94,6 +94,8 @@ def test_wheel_holds_binary_extension_and_nothing_top_level(wheel: Path) -> None
     (binary,) = [info for info in archive.infolist() if info.filename.endswith(".data/scripts/denizen")]
     assert binary.external_attr >> 16 & 0o111, "the binary is not executable"
     assert len(names) == len(set(names)), "a file is in the wheel twice"
+    licences = {Path(name).name for name in names if ".dist-info/licenses/" in name}
+    assert licences == {"LICENSE", "THIRD-PARTY.md"}
 
 
 def test_base_install_needs_no_torch(wheel: Path, tmp_path: Path) -> None:

@@ -189,9 +189,7 @@ def test_a_worker_that_cannot_start_says_why_in_one_line(checkpoint, fault):
         assert message in error.message
         assert "\n" not in error.message
         assert worker.exit_code() == 1
-        stderr = worker.process.stderr.read()
-        assert message in stderr
-        assert "Traceback" not in stderr
+        assert not worker.process.stderr.read(), "the front end says it, once"
 
 
 def test_a_front_end_of_another_schema_is_refused(checkpoint):

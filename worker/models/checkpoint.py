@@ -66,8 +66,8 @@ class Checkpoint:
                 f"{folder} is not a folder; give the folder of a Hugging Face checkpoint (config.json, *.safetensors)"
             )
         config = read_json(folder / "config.json")
-        if "quantization_config" in config:
-            method = config["quantization_config"].get("quant_method", "unknown")
+        if quantised := config.get("quantization_config"):
+            method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
             raise CheckpointError(
                 f"{folder / 'config.json'}: the checkpoint is quantised ({method}), which is not supported; "
                 "use the original float checkpoint"

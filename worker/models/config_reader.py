@@ -23,7 +23,7 @@ class ConfigReader:
         if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(key, f"must be a positive integer, not {value!r}")
+            raise self._unfit(key, "a positive integer")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -31,7 +31,7 @@ class ConfigReader:
         if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.error(key, f"must be a number, not {value!r}")
+            raise self._unfit(key, "a number")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -39,7 +39,7 @@ class ConfigReader:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self.error(key, f"must be true or false, not {value!r}")
+            raise self._unfit(key, "true or false")
         return value
 
     def section(self, key: str) -> dict[str, object]:
@@ -48,7 +48,7 @@ class ConfigReader:
         if value is None:
             return {}
         if not isinstance(value, dict):
-            raise self.error(key, f"must be an object, not {value!r}")
+            raise self._unfit(key, "an object")
         return value
 
     def only(self, key: str, *allowed: object) -> None:
@@ -57,6 +57,11 @@ class ConfigReader:
         if value is not None and value not in allowed:
             choices = " or ".join(repr(choice) for choice in allowed)
             raise self.error(key, f"is {value!r}, which is not supported (supported: {choices})")
+
+    def _unfit(self, key: str, kind: str) -> CheckpointError:
+        value = self.values.get(key)
+        found = "is missing" if value is None else f"is {value!r}"
+        return self.error(key, f"{found}, but must be {kind}; download the checkpoint again")
 
     def error(self, key: str, problem: str) -> CheckpointError:
         return CheckpointError(f"{self._file}: '{key}' {problem}")

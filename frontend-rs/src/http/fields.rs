@@ -83,6 +83,11 @@ impl Fields {
         format!("{}{name}", self.path)
     }
 
+    /// Whether a field is there and not null.
+    pub fn has(&self, name: &str) -> bool {
+        self.map.get(name).is_some_and(|value| !value.is_null())
+    }
+
     pub fn take(&mut self, name: &str) -> Option<Value> {
         self.map.remove(name).filter(|value| !value.is_null())
     }

@@ -203,6 +203,8 @@ impl Running {
         };
         if delta.finish.is_none() {
             self.next.push(Box::pin(next_event(index, generation)));
+        } else {
+            generation.satisfied();
         }
         Some(Ok((index, delta)))
     }

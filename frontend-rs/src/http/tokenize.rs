@@ -26,6 +26,10 @@ pub fn answer(app: &App, mut fields: Fields) -> Result<Value, ApiError> {
     let with_strings = fields.bool("return_token_strs", false)?;
     let (param, text, add_special_tokens) = match prompt {
         Some(text) => ("prompt", text, fields.bool("add_special_tokens", true)?),
+        None if !fields.has("messages") => {
+            let message = "'prompt' is missing; give a text, or 'messages'";
+            return Err(ApiError::invalid("prompt", message));
+        }
         None => {
             let add_special_tokens = fields.bool("add_special_tokens", false)?;
             (

@@ -1,6 +1,6 @@
 //! What the HTTP side hands to the router, and what it gets back.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
@@ -150,28 +150,40 @@ pub enum SubmitError {
 pub struct Generation {
     events: mpsc::UnboundedReceiver<Event>,
     _abort: AbortOnDrop,
+    reader: Arc<Reader>,
+}
+
+/// What a generation tells whoever sends its events.
+#[derive(Debug, Default)]
+pub struct Reader {
     /// Bytes of events sent and not taken.
-    buffered: Arc<AtomicUsize>,
+    pub buffered: AtomicUsize,
+    /// It has all the output that it wants: a stop string came.
+    pub satisfied: AtomicBool,
 }
 
 impl Generation {
     /// `abort` runs when the generation is dropped, whether it has ended or not.
     pub fn new(events: mpsc::UnboundedReceiver<Event>, abort: AbortOnDrop) -> Self {
-        Self::buffered(events, abort, Arc::default())
+        Self::watched(events, abort, Arc::default())
     }
 
-    /// The same, for a sender that adds each event's [`Event::bytes`] to `buffered`, so as to notice a reader that stands
-    /// still.
-    pub fn buffered(
+    /// The same, for a sender that adds each event's [`Event::bytes`] to `reader`, so as to notice one that stands still.
+    pub fn watched(
         events: mpsc::UnboundedReceiver<Event>,
         abort: AbortOnDrop,
-        buffered: Arc<AtomicUsize>,
+        reader: Arc<Reader>,
     ) -> Self {
         Self {
             events,
             _abort: abort,
-            buffered,
+            reader,
         }
+    }
+
+    /// Drops it, as one that has what it wants, whether the sequence has ended or not.
+    pub fn satisfied(self) {
+        self.reader.satisfied.store(true, Ordering::Relaxed);
     }
 
     /// The next event, or `None` after the terminal one.
@@ -179,6 +191,7 @@ impl Generation {
         let event = self.events.recv().await?;
         // Not below zero: a sender need not count.
         let _ = self
+            .reader
             .buffered
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |bytes| {
                 Some(bytes.saturating_sub(event.bytes()))

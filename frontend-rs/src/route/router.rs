@@ -233,7 +233,7 @@ impl Router {
         }
         let (events, receiver) = mpsc::unbounded_channel();
         let sequence = Sequence::new(generate, events, self.shared.metrics.sequence(&model));
-        let buffered = sequence.buffered.clone();
+        let reader = sequence.reader.clone();
         let id = state.table.insert(sequence);
         state.queue.push_back(id);
         self.shared.live.send_replace(state.live());
@@ -241,7 +241,7 @@ impl Router {
         self.ask_again(&mut state);
         let shared = self.shared.clone();
         let abort = AbortOnDrop::new(move || shared.client_left(id));
-        Ok(Generation::buffered(receiver, abort, buffered))
+        Ok(Generation::watched(receiver, abort, reader))
     }
 }
 

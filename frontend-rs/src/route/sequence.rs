@@ -1,13 +1,13 @@
 //! One live sequence: where it is, what it has sent, and the way back to its client.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::envelope::Submit;
-use super::request::{Event, FinishReason, Generate, TokenLogprob};
+use super::request::{Event, FinishReason, Generate, Reader, TokenLogprob};
 use crate::metrics::SequenceMetrics;
 
 /// Bytes of events that may wait for a sequence's reader. The HTTP side bounds what waits for a client; this is the
@@ -43,8 +43,7 @@ pub struct Sequence {
     rate: Option<u32>,
     /// Samples of audio received.
     samples: u64,
-    /// Bytes of events that the reader has not taken.
-    pub buffered: Arc<AtomicUsize>,
+    pub reader: Arc<Reader>,
     pub prompt_tokens: u32,
     events: UnboundedSender<Event>,
     metrics: SequenceMetrics,
@@ -69,7 +68,7 @@ impl Sequence {
                 .and(generate.model.speaker())
                 .map(|speaker| speaker.sample_rate),
             samples: 0,
-            buffered: Arc::default(),
+            reader: Arc::default(),
             prompt_tokens: u32::try_from(generate.prompt.len()).unwrap_or(u32::MAX),
             events,
             metrics,
@@ -177,7 +176,10 @@ impl Sequence {
         if self.aborted {
             return Ok(());
         }
-        let waiting = self.buffered.fetch_add(event.bytes(), Ordering::Relaxed);
+        let waiting = self
+            .reader
+            .buffered
+            .fetch_add(event.bytes(), Ordering::Relaxed);
         // A reader that has gone has had its abort sent.
         let _ = self.events.send(event);
         if waiting < MAX_BUFFERED {
@@ -190,6 +192,8 @@ impl Sequence {
     /// Label of `denizen_requests_total`.
     pub fn outcome(&self, terminal: &Event) -> &'static str {
         match terminal {
+            // A stop string, which the worker does not know: for the client the output ended like any other.
+            _ if self.reader.satisfied.load(Ordering::Relaxed) => "stop",
             _ if self.aborted => "abort",
             Event::Done {
                 reason: FinishReason::Stop,

@@ -83,17 +83,12 @@ pub(super) fn load(folder: &Path) -> Result<TextModel, LoadError> {
 
     let tokenizer_path = folder.join("tokenizer.json");
     let bytes = std::fs::read(&tokenizer_path).map_err(|e| {
+        if e.kind() != std::io::ErrorKind::NotFound {
+            return error(&tokenizer_path, e, "make it readable");
+        }
         let remedy = "a checkpoint folder needs the fast tokenizer's tokenizer.json \
                       (transformers' AutoTokenizer.save_pretrained writes it)";
-        error(
-            &tokenizer_path,
-            if e.kind() == std::io::ErrorKind::NotFound {
-                "not found".into()
-            } else {
-                e.to_string()
-            },
-            remedy,
-        )
+        error(&tokenizer_path, "not found", remedy)
     })?;
     let mut tokenizer = tokenizers::Tokenizer::from_bytes(&bytes).map_err(|e| {
         error(
