@@ -324,10 +324,13 @@ def meaning(rows: Sequence[Row], smallest: float) -> str:
     if rows[0].freedom < 1:
         lines.append("too few restarts to say anything: at least two a side")
     elif open_ := [row for row in rows if row.verdict == "cannot tell" and row.least_with_twice is not None]:
+        open_.sort(key=lambda row: row.least_with_twice or 0.0)
+        ends = [open_[0], open_[-1]] if len(open_) > 1 else open_
+        twice = " and ".join(str(2 * count) for count in dict.fromkeys(restarts))
         lines.append(
-            "cannot tell: a difference under the one that 'could tell' names is within the restarts' own scatter; "
-            f"{' and '.join(str(2 * count) for count in dict.fromkeys(restarts))} restarts a side could tell about "
-            + ", ".join(f"{100 * (row.least_with_twice or 0):.1f} % ({_short(row, rows)})" for row in open_)
+            "cannot tell: the difference, if there is one, is less than 'could tell', which is what the restarts' own "
+            f"scatter hides; {twice} restarts a side could tell about "
+            + " to ".join(f"{100 * (row.least_with_twice or 0):.1f} % ({_short(row, rows)})" for row in ends)
         )
     return "\n".join(lines)
 
