@@ -39,10 +39,16 @@ _COMMANDS = (tts_wer, cpu_text, gpu_text, gpu_asr, frontend, arena, sdk, phases,
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one sub-command. Exit status: 0 valid result, 1 invalid result, 2 the run could not be made."""
+    """Runs one sub-command.
+
+    Exit status: 0 valid result, 1 invalid result, 2 the run could not be made, 130 interrupted.
+    """
     if argv is None:
-        # The whole process is ours: SIGTERM ends it as Ctrl-C does, so that the servers that it started are stopped.
+        # The whole process is ours: SIGTERM, and a terminal that goes away, end it as Ctrl-C does, so that the servers
+        # that it started are stopped. `nohup` ignores SIGHUP, and means it.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, signal.default_int_handler)
     parser = argparse.ArgumentParser(
         prog="denizen-bench", description="Measures Denizen, and any OpenAI-compatible server beside it."
     )

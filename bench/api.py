@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from denizen.bench.schema import Attempt
 
 
+#: Seconds for a list of models, which is no work.
+_PATIENCE = 30.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """Where and how requests are sent. It travels to the processes that generate load."""
@@ -62,15 +66,18 @@ class Client:
         """
         url = self._models
         answer = Whole()
+        patience = min(self._timeout, _PATIENCE)
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(patience):
                 await self._pool.request(path_of(url), answer)
             if answer.status == 404:
                 return []
             if answer.status != 200:
                 raise BenchError(f"{url} answered {answer.status}: {error_text(answer.text())}")
             return [str(model["id"]) for model in json.loads(answer.text())["data"]]
-        except OSError as error:  # TimeoutError among them
+        except TimeoutError as error:
+            raise BenchError(f"{url} does not answer within {patience:g} s; is {flags}url right?") from error
+        except OSError as error:
             raise BenchError(f"no server answers at {url} ({error}); is {flags}url right?") from error
         except (ValueError, KeyError, TypeError) as error:
             raise BenchError(f"{url} did not answer with a list of models; is it an OpenAI-compatible API?") from error
@@ -181,6 +188,9 @@ def error_text(text: str) -> str:
     """The message of an error in OpenAI's shape, else the start of the text."""
     try:
         error = json.loads(text)["error"]
-        return str(error["message"] if isinstance(error, dict) else error)
+        text = str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, KeyError, TypeError):
-        return " ".join(text.split())[:200] or "(empty body)"
+        text = text[:2000]
+    # It goes to a terminal, which must not obey it.
+    shown = "".join(character if character.isprintable() else " " for character in text)
+    return " ".join(shown.split())[:500] or "(empty body)"

@@ -202,11 +202,12 @@ class AsrLoad:
     ) -> TranscriptSummary:
         good = [record for record in records if record.error is None]
         audio = sum(record.seconds for record in good)
+        counts = [record.output_tokens for record in good if record.output_tokens is not None]
         return TranscriptSummary(
             **common(records, good, wall, strains),
             audio_seconds=audio,
             audio_seconds_per_s=audio / wall if wall > 0 else 0.0,
-            output_tokens=sum(record.output_tokens or 0 for record in good),
+            output_tokens=sum(counts) if counts else None,
             unchecked=sum(record.max_tokens is not None and record.output_tokens is None for record in good),
             quality=assess(good),
         )

@@ -6,7 +6,6 @@ import argparse
 import copy
 import dataclasses
 import json
-import statistics
 import sys
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,10 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from denizen.bench import environment, launch
-from denizen.bench.contrast import ERROR, FAMILY, Estimate, independent, interleaved, judge
+from denizen.bench.contrast import Estimate, error_of, independent, interleaved, judge, least
 from denizen.bench.errors import BenchError
 from denizen.bench.figures import Figure, figures_of
+from denizen.bench.levels import INTERRUPTED
 from denizen.bench.options import add_report_options, finish, positive_int, shown
+from denizen.bench.report.figures import figure_quantity
+from denizen.bench.report.result import read_raw
 from denizen.bench.schema import Report
 
 if TYPE_CHECKING:
@@ -137,15 +139,25 @@ def _servers(kind: Comparable, options: argparse.Namespace) -> int:
         if not inner.quiet and sys.stderr.isatty():
             print(f"turn {number + 1} of {len(turns)}: {side}", file=sys.stderr)
         name = f"{side}{turns[: number + 1].count(side)}"
-        measured = _turn(kind, inner, commands[side], name)
+        try:
+            measured = _turn(kind, inner, commands[side], name)
+        except (BenchError, KeyboardInterrupt) as error:
+            if not runs:
+                raise
+            # The turns before it took their time, and may say something.
+            report.problems.append(f"{name}: {INTERRUPTED}" if isinstance(error, KeyboardInterrupt) else str(error))
+            break
+        run = Run(side, measured.report.to_json())
         records.extend(measured.records)
-        runs.append(Run(side, measured.report.to_json()))
         report.data = measured.report.data
         report.problems.extend(f"{name}: {problem}" for problem in measured.report.problems)
         for result in measured.report.results:
             result.load["name"] = f"{name}, {_load_label(result.load)}"
             report.results.append(result)
-    return _conclude(report, runs, inner, partial(interleaved, turns), records)
+        if any(result.stopped == INTERRUPTED for result in measured.report.results):
+            break
+        runs.append(run)
+    return _conclude(report, runs, inner, partial(interleaved, "".join(run.side for run in runs)), records)
 
 
 def turns_of(pattern: str, restarts: int) -> str:
@@ -186,7 +198,7 @@ def _files(options: argparse.Namespace) -> int:
     add_report_options(parser, records=False)
     _take_over(parser, options)
     inner = parser.parse_args(options.what)
-    runs = [Run(side, read_result(path)) for side, paths in (("A", inner.files), ("B", inner.others)) for path in paths]
+    runs = [Run(side, read_raw(path)) for side, paths in (("A", inner.files), ("B", inner.others)) for path in paths]
     kinds = sorted({run.result["kind"] for run in runs})
     if len(kinds) > 1:
         raise BenchError(f"results of different kinds cannot be compared: {', '.join(kinds)}")
@@ -201,19 +213,6 @@ def _files(options: argparse.Namespace) -> int:
         return independent(*sides)
 
     return _conclude(report, runs, inner, estimate)
-
-
-def read_result(path: Path) -> dict[str, Any]:
-    """A result file. Raises BenchError if it is none."""
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BenchError(f"{path}: {error}") from error
-    if not isinstance(result, dict) or str(result.get("schema", "")).partition("/")[0] != "denizen.bench":
-        raise BenchError(f"{path} is not a result of denizen-bench")
-    if result["schema"] != "denizen.bench/1":
-        raise BenchError(f"{path} has the schema {result['schema']}; this version reads denizen.bench/1")
-    return result
 
 
 def notes(runs: Sequence[Run]) -> list[str]:
@@ -243,11 +242,15 @@ class Row:
     a: list[float]
     b: list[float]
     ratio: float
-    """Median of B's restarts over that of A's."""
+    """B over A, as its interval and the verdict have it."""
     low: float | None
     high: float | None
     freedom: int
     verdict: str
+    least: float | None
+    """The smallest difference, as a share, that would have had a verdict; None if none would."""
+    least_with_twice: float | None
+    """The same of twice as many restarts that scatter as much."""
     higher_is_better: bool = field(default=False)
 
 
@@ -274,18 +277,22 @@ def rows_of(
         sides = {side: [value for run, value in zip(runs, values, strict=True) if run.side == side] for side in "AB"}
         estimated = estimate(values)
         low, high = estimated.interval() or (None, None)
-        verdict = judge(estimated, higher_is_better=figure.higher_is_better, smallest=smallest, figures=len(found))
+        could_tell = partial(least, smallest=smallest, figures=len(found))
         rows.append(
             Row(
                 load=label,
                 figure=figure.name,
                 a=sides["A"],
                 b=sides["B"],
-                ratio=statistics.median(sides["B"]) / statistics.median(sides["A"]),
+                ratio=estimated.ratio,
                 low=low,
                 high=high,
                 freedom=estimated.freedom,
-                verdict=verdict,
+                verdict=judge(
+                    estimated, higher_is_better=figure.higher_is_better, smallest=smallest, figures=len(found)
+                ),
+                least=could_tell(estimated),
+                least_with_twice=could_tell(estimated.with_restarts(2)),
                 higher_is_better=figure.higher_is_better,
             )
         )
@@ -299,22 +306,39 @@ def _conclude(
     estimate: Callable[[Sequence[float]], Estimate],
     records: Sequence[Attempt] = (),
 ) -> int:
-    rows = rows_of(runs, options.figures, options.smallest, estimate)
-    report.figures["compare"] = [dataclasses.asdict(row) for row in rows]
+    both = len({run.side for run in runs}) == 2
+    rows = rows_of(runs, options.figures, options.smallest, estimate) if both else []
+    if rows:
+        report.figures["compare"] = [dataclasses.asdict(row) for row in rows]
     report.figures["order"] = "".join(run.side for run in runs)
-    return finish(report, options, meaning(rows, options.smallest), records)
+    return finish(report, options, meaning(rows, options.smallest) if rows else "", records)
 
 
 def meaning(rows: Sequence[Row], smallest: float) -> str:
     """What the words of the table mean."""
-    error = min(ERROR, FAMILY / len(rows))
+    restarts = len(rows[0].a), len(rows[0].b)
     lines = [
-        f"medians of {len(rows[0].a)} and {len(rows[0].b)} restarts; a verdict needs the {100 * (1 - error):.3g} % "
-        f"interval without 1, and a difference of {100 * smallest:g} %",
+        f"medians of {restarts[0]} and {restarts[1]} restarts; a verdict needs the "
+        f"{100 * (1 - error_of(len(rows))):.3g} % interval without 1, and a difference of {100 * smallest:g} %",
     ]
     if rows[0].freedom < 1:
         lines.append("too few restarts to say anything: at least two a side")
+    elif open_ := [row for row in rows if row.verdict == "cannot tell" and row.least_with_twice is not None]:
+        open_.sort(key=lambda row: row.least_with_twice or 0.0)
+        ends = [open_[0], open_[-1]] if len(open_) > 1 else open_
+        twice = " and ".join(str(2 * count) for count in dict.fromkeys(restarts))
+        lines.append(
+            "cannot tell: the difference, if there is one, is less than 'could tell', which is what the restarts' own "
+            f"scatter hides; {twice} restarts a side could tell about "
+            + " to ".join(f"{100 * (row.least_with_twice or 0):.1f} % ({_short(row, rows)})" for row in ends)
+        )
     return "\n".join(lines)
+
+
+def _short(row: Row, rows: Sequence[Row]) -> str:
+    """What tells a row from the others."""
+    name = figure_quantity(row.figure).label
+    return name if len({one.load for one in rows}) == 1 else f"{row.load}: {name}"
 
 
 def _load_label(load: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -36,17 +36,30 @@ class Estimate:
     """Standard error of `log_ratio`."""
     freedom: int
     """Degrees of freedom of `error`; 0 = nothing can be said."""
+    parameters: int = 3
+    """How many numbers were fitted: what the turns have more than that is `freedom`."""
 
     @property
     def ratio(self) -> float:
         return math.exp(self.log_ratio)
 
+    def reach(self, confidence: float) -> float:
+        """How far the interval goes from `log_ratio` to each side; infinite without a degree of freedom."""
+        if self.freedom < 1:
+            return math.inf
+        return student_quantile((1 + confidence) / 2, self.freedom) * self.error
+
     def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float] | None:
         """The ratio's interval; None without a degree of freedom."""
         if self.freedom < 1:
             return None
-        reach = student_quantile((1 + confidence) / 2, self.freedom) * self.error
+        reach = self.reach(confidence)
         return math.exp(self.log_ratio - reach), math.exp(self.log_ratio + reach)
+
+    def with_restarts(self, times: int) -> Estimate:
+        """What to expect of `times` as many restarts whose scatter is the same."""
+        turns = self.freedom + self.parameters
+        return replace(self, error=self.error / math.sqrt(times), freedom=times * turns - self.parameters)
 
 
 def interleaved(order: str, values: Sequence[float]) -> Estimate:
@@ -82,9 +95,9 @@ def independent(first: Sequence[float], second: Sequence[float]) -> Estimate:
     parts = [statistics.variance(values) / len(values) for values in logs]
     total = sum(parts)
     if total == 0:
-        return Estimate(difference, 0.0, min(map(len, logs)) - 1)
+        return Estimate(difference, 0.0, min(map(len, logs)) - 1, parameters=2)
     freedom = total**2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, logs, strict=True))
-    return Estimate(difference, math.sqrt(total), max(1, math.floor(freedom)))
+    return Estimate(difference, math.sqrt(total), max(1, math.floor(freedom)), parameters=2)
 
 
 def judge(estimate: Estimate, *, higher_is_better: bool, smallest: float, figures: int) -> Verdict:
@@ -93,10 +106,25 @@ def judge(estimate: Estimate, *, higher_is_better: bool, smallest: float, figure
     It is if the interval does not hold 1, at the confidence that `ERROR` and `FAMILY` ask for with `figures` in the
     comparison, and the ratio is at least a share of `smallest` away from 1: less than that is nobody's concern.
     """
-    interval = estimate.interval(1 - min(ERROR, FAMILY / figures))
-    if interval is None or interval[0] <= 1 <= interval[1] or abs(estimate.log_ratio) < math.log1p(smallest):
+    if abs(estimate.log_ratio) <= estimate.reach(1 - error_of(figures)):
+        return "cannot tell"
+    if abs(estimate.log_ratio) < math.log1p(smallest):
         return "cannot tell"
     return "better" if (estimate.log_ratio > 0) is higher_is_better else "worse"
+
+
+def error_of(figures: int) -> float:
+    """How often a verdict about one of so many figures may be wrong."""
+    return min(ERROR, FAMILY / figures)
+
+
+def least(estimate: Estimate, *, smallest: float, figures: int) -> float | None:
+    """The smallest difference, as a share, for which :func:`judge` would have had a verdict with this scatter.
+
+    None where no difference would have been enough.
+    """
+    reach = estimate.reach(1 - error_of(figures))
+    return None if math.isinf(reach) else max(smallest, math.expm1(reach))
 
 
 def student_cdf(t: float, freedom: int) -> float:

@@ -94,6 +94,7 @@ class Kind:
                     options.processes,
                     slo=Slo(options.slo),
                     soak=options.soak,
+                    partial=True,
                 )
             collect(found.report, results, records, options.max_client_lag / 1000)
             found.measured.records = [record for level_records in records for record in level_records]

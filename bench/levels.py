@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from denizen.bench.strain import Strain
     from tqdm import tqdm
 
+#: Why a level ended early that the user ended (Ctrl-C, SIGTERM).
+INTERRUPTED = "interrupted: what had been measured by then is all there is"
+
 R = TypeVar("R", bound=Attempt)
 In = TypeVar("In", bound=Attempt, contravariant=True)
 S = TypeVar("S", bound=Summary)
@@ -65,10 +68,13 @@ def run_levels(
     limits: Limits | None = None,
     slo: Slo | None = None,
     soak: float | None = None,
+    partial: bool = False,
 ) -> tuple[list[LoadResult[S]], list[list[R]]]:
     """Runs every level of load `passes` times; the first pass of each warms up. Returns results and all records.
 
     With `soak` a level has more passes, until it has lasted so many seconds.
+
+    With `partial` an interrupted run (:data:`INTERRUPTED`) ends with what was measured.
 
     With `limits.on_error` a level ends with a pass that had a failure, since its result is lost already.
     """
@@ -77,9 +83,11 @@ def run_levels(
     with Crew(target, processes, limits) as crew:
         for number, arrivals in enumerate(levels):
             jobs = _passes(load, number, passes, soak)
-            result, records = run_level(crew, load, arrivals, jobs, bar, limits, slo)
+            result, records = run_level(crew, load, arrivals, jobs, bar, limits, slo, partial)
             results.append(result)
             everything.append(records)
+            if result.stopped == INTERRUPTED:
+                break
     return results, everything
 
 
@@ -99,10 +107,12 @@ def run_level(
     bar: tqdm[NoReturn],
     limits: Limits | None = None,
     slo: Slo | None = None,
+    partial: bool = False,
 ) -> tuple[LoadResult[S], list[R]]:
     """One level of load: its passes with the `jobs` of each, the first to warm up.
 
-    A level whose server falls behind ever further ends; what it was measured at by then is in the result.
+    A level whose server falls behind ever further ends; what it was measured at by then is in the result. With
+    `partial` so does one that the user interrupts; else that is raised.
     """
     records: list[R] = []
     strains: list[Strain] = []
@@ -110,7 +120,13 @@ def run_level(
     stopped = None
     for measured_pass, batch_jobs in enumerate(jobs):
         bar.set_description(f"{arrivals.label} " + (f"pass {measured_pass}" if measured_pass else "warm-up"))
-        batch, strain = crew.run(arrivals, batch_jobs, bar.update)
+        try:
+            batch, strain = crew.run(arrivals, batch_jobs, bar.update)
+        except KeyboardInterrupt:
+            if not partial:
+                raise
+            stopped = INTERRUPTED
+            break
         for record in batch:
             record.error = load.check(record)
             record.level, record.measured_pass = arrivals.label, measured_pass

@@ -15,7 +15,7 @@ from denizen.bench.crew import Crew
 from denizen.bench.errors import BenchError
 from denizen.bench.kind import Measured
 from denizen.bench.launch import death_of, running, server_of, startup
-from denizen.bench.levels import collect
+from denizen.bench.levels import INTERRUPTED, collect
 from denizen.bench.load import ClosedLoop, OpenLoop
 from denizen.bench.mix import Mix, MixTarget, Part
 from denizen.bench.options import (
@@ -120,8 +120,8 @@ def parse(words: Sequence[str], kinds: dict[str, Kind]) -> list[Class]:
         name, *rest = part or [""]
         if name not in kinds:
             raise BenchError(
-                f"mixed: expected a kind of requests ({', '.join(kinds)}) {'instead of ' + repr(name) if name else ''}"
-                f"{'after ' + _PLUS if found and not name else ''}, for example: {_EXAMPLE}"
+                f"mixed: expected a kind of requests ({', '.join(kinds)}){' instead of ' + repr(name) if name else ''}"
+                f"{' after ' + _PLUS if found and not name else ''}, for example: {_EXAMPLE}"
             )
         kind = kinds[name]
         parser = argparse.ArgumentParser(
@@ -184,7 +184,7 @@ def _measure(classes: Sequence[Class], options: argparse.Namespace, report: Repo
             part.block(measured_pass, 0)  # what follows comes from the same seed, as much of it as there was time for
         report.data["classes"][one.name] = part.load.data()
         assert one.result is not None
-        if not any(record.measured_pass for record in one.records):
+        if stopped != INTERRUPTED and not any(record.measured_pass for record in one.records):
             report.problems.append(f"{one.name}: no request in the measured passes; raise --seconds")
     collect(
         report,
@@ -192,7 +192,7 @@ def _measure(classes: Sequence[Class], options: argparse.Namespace, report: Repo
         [one.records for one in classes],
         options.max_client_lag / 1000,
     )
-    if stopped:
+    if stopped and stopped != INTERRUPTED:  # which each class says of itself
         report.problems.append(stopped)
 
 
@@ -215,9 +215,13 @@ def _run(classes: Sequence[Class], parts: Sequence[Part], target: MixTarget, opt
     ):
         for number in range(options.passes):
             bar.set_description(f"pass {number}" if number else "warm-up")
-            batch, strain = crew.run(
-                Mix(options.seconds, number), list(parts), _Elapsed(bar, number, options.seconds).show
-            )
+            try:
+                batch, strain = crew.run(
+                    Mix(options.seconds, number), list(parts), _Elapsed(bar, number, options.seconds).show
+                )
+            except KeyboardInterrupt:
+                stopped = INTERRUPTED
+                break
             if number:
                 strains.extend(strain)
             for one, part in zip(classes, parts, strict=True):
@@ -235,6 +239,7 @@ def _run(classes: Sequence[Class], parts: Sequence[Part], target: MixTarget, opt
         summary.goodput = Slo(one.options.slo).judge(measured, summary.wall)
         described = part.arrivals.describe()
         unnamed: LoadResult[Any] = LoadResult(described, summary, one.passes, failure_counts(one.records))
+        unnamed.stopped = INTERRUPTED if stopped == INTERRUPTED else None
         described["name"] = f"{one.name}, {load_name(unnamed)}"
         for record in one.records:
             record.level = described["name"]

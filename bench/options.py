@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from denizen.bench import environment
 from denizen.bench.errors import BenchError
 from denizen.bench.launch import DENIZEN
+from denizen.bench.levels import INTERRUPTED
 from denizen.bench.load import ClosedLoop, OpenLoop
 from denizen.bench.report import output
 from denizen.bench.report.result import live
@@ -92,7 +94,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         help="start a server for this run and stop it afterwards: a command line in which {port} stands for a free "
         f"port; without {{port}} it is expected at --url (without CMD: {DENIZEN})",
     )
-    group.add_argument("--launch-log", type=Path, metavar="FILE", help="keep here what that server prints")
+    group.add_argument("--launch-log", type=new_file, metavar="FILE", help="keep here what that server prints")
     group.add_argument(
         "--ready-timeout",
         type=positive_float,
@@ -177,7 +179,7 @@ def load_levels(options: argparse.Namespace) -> list[Arrivals]:
 
 
 def add_json_option(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the result here")
+    parser.add_argument("--json", type=new_file, metavar="OUT", help="write the result here")
 
 
 def add_out_options(parser: argparse._ActionsContainer) -> None:
@@ -197,15 +199,31 @@ def add_report_options(parser: argparse.ArgumentParser, *, records: bool = True)
     add_out_options(group)
     add_json_option(group)
     if records:
-        group.add_argument("--records", type=Path, metavar="OUT", help="write one JSON line a request here")
+        group.add_argument("--records", type=new_file, metavar="OUT", help="write one JSON line a request here")
     group.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
 def folder(text: str) -> Path:
-    """A folder to write to: that a file has its name is said before a run, not after it."""
+    """A folder to write to; that it cannot be one is said before a run, not after it."""
     path = Path(text)
     if path.exists() and not path.is_dir():
         raise argparse.ArgumentTypeError(f"'{text}' is a file; name a folder")
+    return _writable(path)
+
+
+def new_file(text: str) -> Path:
+    """A file to write; likewise."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"'{text}' is a folder; name a file")
+    return _writable(path)
+
+
+def _writable(path: Path) -> Path:
+    """What is there of it already can be written."""
+    there = next(part for part in (path, *path.absolute().parents) if part.exists())
+    if not os.access(there, os.W_OK) or (there != path and not there.is_dir()):
+        raise argparse.ArgumentTypeError(f"'{path}' cannot be written: {there} is no folder that can")
     return path
 
 
@@ -252,4 +270,6 @@ def finish(report: Report, options: argparse.Namespace, body: str = "", records:
         ) from error
     if out := getattr(options, "out", None):
         print("\n".join(output.write_folder(out, report, records)))
+    if any(INTERRUPTED in problem for problem in report.problems):
+        return 130
     return 0 if report.valid else 1

@@ -253,8 +253,8 @@ class TranscriptSummary(Summary):
     """In the requests that succeeded."""
     audio_seconds_per_s: float
     """The real-time factor of all requests together, RTFx."""
-    output_tokens: int
-    """By the server's usage, as far as it sends any."""
+    output_tokens: int | None
+    """By the server's usage; None if it sends none."""
     unchecked: int
     """Forced lengths that the server's usage did not confirm, because it has none."""
     quality: Quality

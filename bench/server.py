@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import http.client
 import json
 import os
@@ -22,6 +23,9 @@ from denizen.bench.errors import BenchError
 
 #: Lines of a log that an error shows.
 _TAIL = 20
+_PR_SET_PDEATHSIG = 1
+#: Loaded here: between fork and exec nothing may be.
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def find_binary() -> str:
@@ -38,6 +42,12 @@ def find_binary() -> str:
     if found := shutil.which("denizen"):
         return found
     raise BenchError("no `denizen` binary found; install the wheel, or run `make serve` once, or set DENIZEN_BIN")
+
+
+def _die_with_parent() -> None:
+    """In the child: a SIGTERM of its own if the harness ends without stopping it (Linux; prctl(2))."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def free_port() -> int:
@@ -119,6 +129,7 @@ class Launched:
                 stderr=subprocess.STDOUT,
                 env=self._env,
                 start_new_session=True,
+                preexec_fn=_die_with_parent,
             )
         except OSError as error:
             self._close_log()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from denizen.bench.crew import Crew
 from denizen.bench.errors import BenchError
 from denizen.bench.kind import session
-from denizen.bench.levels import Load, run_level
+from denizen.bench.levels import INTERRUPTED, Load, run_level
 from denizen.bench.load import ClosedLoop, OpenLoop
 from denizen.bench.options import (
     add_client_options,
@@ -134,7 +134,7 @@ def run(kind: Kind, options: argparse.Namespace) -> int:
             sweep = _Sweep(found, crew, options, bar)
             start = options.start_rate or sweep.rate_of_one_user()
             search = Search()
-            with contextlib.suppress(_ClientLimit):
+            with contextlib.suppress(_EndsHere):
                 search.run(sweep.is_good, start, options.precision, options.highest_rate or math.inf)
         report = found.report
         report.results = sweep.results
@@ -144,8 +144,8 @@ def run(kind: Kind, options: argparse.Namespace) -> int:
     return finish(report, options, _conclusion(report.figures["sweep"]), sweep.records)
 
 
-class _ClientLimit(Exception):
-    """The client cannot send what higher rates ask for."""
+class _EndsHere(Exception):
+    """The client cannot send what higher rates ask for, or the user wants no more."""
 
 
 class _Sweep:
@@ -164,6 +164,8 @@ class _Sweep:
         """Requests a second of a closed loop of one user; raises BenchError if a request fails."""
         jobs = cut(self._found.load, 0, 0, _ALONE)
         result, _ = self._measure(ClosedLoop(1), [jobs, jobs])
+        if result.stopped == INTERRUPTED:
+            raise KeyboardInterrupt
         if result.failures:
             raise BenchError(f"one user alone: {result.failures[0]}; name a --start-rate, or see to the server")
         rate: float = result.summary.requests_per_s
@@ -179,20 +181,23 @@ class _Sweep:
         self.results.append(result)
         self.records.extend(records)
         goodput = result.summary.goodput
+        if result.stopped == INTERRUPTED:
+            self._found.report.problems.append(f"{load_name(result)}: {INTERRUPTED}")
+            raise _EndsHere
         good = not (result.stopped or result.failures or goodput is None or goodput.misses)
         # A client that is late makes a good server look bad, and what it did not send is no proof of a good one.
         if why := overload(result.passes, options.max_client_lag / 1000):
             self._found.report.problems.append(
                 f"{load_name(result)}: {why[0]}; the server may well take more than what was found"
             )
-            raise _ClientLimit
+            raise _EndsHere
         if not self._bar.disable:
             self._bar.write(f"{load_name(result)}: {'SLO kept' if good else 'SLO broken'}", file=sys.stderr)
         return good
 
     def _measure(self, arrivals: Arrivals, jobs: Sequence[Sequence[Job]]) -> tuple[LoadResult[Any], list[Any]]:
         self._bar.reset(total=sum(map(len, jobs)))
-        return run_level(self._crew, self._found.load, arrivals, jobs, self._bar, slo=self._slo)
+        return run_level(self._crew, self._found.load, arrivals, jobs, self._bar, slo=self._slo, partial=True)
 
 
 def cut(load: Load[Any, Any], level: int, number: int, count: int) -> list[Job]:
@@ -220,7 +225,7 @@ def _figures(search: Search, sweep: _Sweep) -> dict[str, Any]:
 
 def _conclusion(figures: dict[str, Any]) -> str:
     if figures["highest_rate"] is None:
-        return "no rate keeps the SLO"
+        return "no rate keeps the SLO" if figures["levels"] else "the search ended before any rate was judged"
     beyond = figures["lowest_rate_that_breaks_it"]
     limit = "no higher one was tried" if beyond is None else f"{beyond:.4g} req/s breaks it"
     return (

@@ -82,8 +82,10 @@ def compare_table(rows: list[dict[str, Any]]) -> Table:
         interval = MISSING if low is None or high is None else f"{low:.3f} … {high:.3f}"
         medians = [shown.show(statistics.median(row[side])) if row.get(side) else MISSING for side in "ab"]
         direction = "higher" if row.get("higher_is_better") else "lower"
-        body.append([row["load"], shown.heading, *medians, f"{row['ratio']:.3f}", interval, direction, row["verdict"]])
-    return Table(["load", "figure", "A", "B", "B / A", "95 % interval", "better is", "B is"], body, 2)
+        least = MISSING if row.get("least") is None else f"{100 * row['least']:.1f} %"
+        ratio = f"{row['ratio']:.3f}"
+        body.append([row["load"], shown.heading, *medians, ratio, interval, direction, row["verdict"], least])
+    return Table(["load", "figure", "A", "B", "B / A", "95 % interval", "better is", "B is", "could tell"], body, 2)
 
 
 def figure_quantity(name: str) -> Quantity:

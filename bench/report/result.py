@@ -125,7 +125,16 @@ def read(path: Path, label: str | None = None, records: Path | None = None) -> R
 
     Raises BenchError naming the file and what to do.
     """
-    file = path / RESULT if path.is_dir() else path
+    raw = read_raw(path)
+    file = _file(path)
+    beside = file.with_name(RECORDS)
+    lines = read_records(records) if records else read_records(beside) if beside.is_file() else []
+    return Result(raw, label or _label(file), lines)
+
+
+def read_raw(path: Path) -> dict[str, Any]:
+    """The JSON of a result file, or of the folder that holds `result.json`. Raises BenchError likewise."""
+    file = _file(path)
     raw = _object(file)
     schema = raw.get("schema")
     if not isinstance(schema, str) or schema.partition(".")[0] != "denizen" or "/" not in schema:
@@ -139,9 +148,11 @@ def read(path: Path, label: str | None = None, records: Path | None = None) -> R
         for key in ("load", "summary"):
             if not isinstance(entry, dict) or not isinstance(entry.get(key), dict):
                 raise BenchError(f"{file} is damaged: results[{number}] has no {key}; {_AGAIN}")
-    beside = file.with_name(RECORDS)
-    lines = read_records(records) if records else read_records(beside) if beside.is_file() else []
-    return Result(raw, label or _label(file), lines)
+    return raw
+
+
+def _file(path: Path) -> Path:
+    return path / RESULT if path.is_dir() else path
 
 
 _KEYS: dict[str, type] = {

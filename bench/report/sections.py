@@ -126,7 +126,7 @@ def goodput(rows: Sequence[tuple[Result, Level]], several: bool) -> Table | None
         ]
         broken = [
             *value["misses"],
-            *(["overloaded"] if level.stopped else []),
+            *([level.stopped.partition(":")[0]] if level.stopped else []),
             *(["failures"] if level.failures else []),
         ]
         verdict = f"broken: {', '.join(broken)}" if broken else "kept"

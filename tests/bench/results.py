@@ -150,12 +150,16 @@ def phases() -> Report:
     return report("phases", figures=figures)
 
 
+TURNS = ("A1", "B1", "B2", "A2")
+
+
 def compare() -> Report:
     def row(figure: str, ratio: float, low: float | None, high: float | None, verdict: str) -> dict[str, Any]:
         a = [0.1, 0.1, 0.11]
         return {
             "load": "c=8", "figure": figure, "a": a, "b": [ratio * value for value in a], "ratio": ratio, "low": low,
             "high": high, "freedom": 3, "verdict": verdict, "higher_is_better": figure.endswith("_per_s"),
+            "least": None if low is None else 0.025, "least_with_twice": None if low is None else 0.012,
         }  # fmt: skip
 
     rows = [
@@ -164,7 +168,8 @@ def compare() -> Report:
         row("e2e.p50", 0.99, None, None, "cannot tell"),
     ]
     figures = {"compare": rows, "order": "ABBA", "notes": ["not all runs had the same --seed"]}
-    return report("compare text", options={"a": "serve --x", "b": "serve --y"}, figures=figures)
+    turns = [closed(users, text_summary(users), name=f"{turn}, c={users}") for turn in TURNS for users in (4, 8)]
+    return report("compare text", options={"a": "serve --x", "b": "serve --y"}, figures=figures, results=turns)
 
 
 def nothing() -> Report:

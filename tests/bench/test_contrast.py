@@ -7,7 +7,15 @@ import math
 import numpy as np
 import pytest
 from denizen.bench.compare import SMALLEST, turns_of
-from denizen.bench.contrast import Estimate, independent, interleaved, judge, student_cdf, student_quantile
+from denizen.bench.contrast import (
+    Estimate,
+    independent,
+    interleaved,
+    judge,
+    least,
+    student_cdf,
+    student_quantile,
+)
 
 RESTARTS = 4
 TRIES = 1000
@@ -149,3 +157,30 @@ def test_students_quantiles_are_those_of_the_tables(freedom: int, p: float, t: f
     assert student_quantile(p, freedom) == pytest.approx(t, abs=5e-5)
     assert student_cdf(t, freedom) == pytest.approx(p, abs=1e-5)
     assert student_cdf(-t, freedom) == pytest.approx(1 - p, abs=1e-5)
+
+
+@pytest.mark.parametrize("figures", [1, 4, 12])
+@pytest.mark.parametrize("direction", [1, -1])
+def test_the_least_difference_is_where_the_verdict_begins(figures: int, direction: int) -> None:
+    found = least(Estimate(0.0, 0.005, 5), smallest=0.01, figures=figures)
+    assert found is not None
+    for share, word in ((0.999, "cannot tell"), (1.001, "better" if direction > 0 else "worse")):
+        estimate = Estimate(direction * math.log1p(share * found), 0.005, 5)
+        assert judge(estimate, higher_is_better=True, smallest=0.01, figures=figures) == word
+
+
+def test_the_least_difference_is_never_under_the_one_that_matters_and_may_not_exist() -> None:
+    assert least(Estimate(0.0, 1e-6, 5), smallest=0.02, figures=4) == 0.02
+    assert least(interleaved("AB", [1.0, 2.0]), smallest=0.0, figures=1) is None
+
+
+def test_twice_the_restarts_are_what_they_were_said_to_be() -> None:
+    """Over many runs the mean standard error of eight restarts is the one foretold from four."""
+    rng = np.random.default_rng(5)
+    four, eight = turns_of("ABBA", 4), turns_of("ABBA", 8)
+    foretold = [interleaved(four, simulate(rng, four, 1.0, NOISE["usual"])).with_restarts(2) for _ in range(500)]
+    found = [interleaved(eight, simulate(rng, eight, 1.0, NOISE["usual"])) for _ in range(500)]
+    assert {one.freedom for one in foretold} == {one.freedom for one in found} == {13}
+    errors = [np.mean([one.error**2 for one in estimates]) for estimates in (foretold, found)]
+    assert errors[0] == pytest.approx(errors[1], rel=0.15)
+    assert independent([1.0, 1.1, 1.2], [1.0, 1.1, 1.2]).with_restarts(2).freedom == 10

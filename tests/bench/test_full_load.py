@@ -75,3 +75,10 @@ def test_a_client_that_does_not_keep_up_is_refused(found: LoadSummary, message: 
     assert len(problems) == 1
     assert message in problems[0]
     assert "--processes" in problems[0]
+
+
+def test_a_client_is_judged_by_its_slow_moments() -> None:
+    """Three of a hundred requests were late: the median knows nothing of them."""
+    late = [record(0, 1.0, [1.0], lag=0.05 if index < 3 else 0.001) for index in range(100)]
+    assert "50.0 ms late" in overload([summarize(late, 2.0)], 0.02)[0]
+    assert overload([summarize(late[2:], 2.0)], 0.02) == []

@@ -33,7 +33,8 @@ EXPECTED = {
                   "cdf-ttft", "cdf-itl", "cdf-e2e"],
     "asr": ["cdf-e2e"],
     "phases": ["phases"],
-    "compare": ["compare"],
+    "compare": ["compare", "rate-ttft-p95-closed", "rate-itl-p95-closed", "rate-e2e-p95-closed",
+                "pareto-output-tokens", "cdf-ttft", "cdf-itl", "cdf-e2e"],
     "nothing": [],
     "without_samples": ["cdf-e2e"],
     "other_figures": ["spread-round-trip-us"],
@@ -143,6 +144,28 @@ def test_a_comparison_shows_change_interval_and_verdict() -> None:
     ticks = [label.get_text() for label in axes.get_yticklabels()]
     assert ["better" in ticks[0], "worse" in ticks[1], "cannot tell" in ticks[2]] == [True] * 3
     assert "lower is better" in ticks[1]
+
+
+def test_restarts_of_a_side_share_a_line_and_are_joined_by_none() -> None:
+    distribution = axes_of(drawn("compare")["cdf-e2e"])
+    assert [line.get_label() for line in distribution.lines] == ["A, c=4", "A, c=8", "B, c=4", "B, c=8"]
+    result = results.result("compare")
+    for level in result.levels:
+        for number in range(3):
+            record = {"level": level.name, "measured_pass": 1, "e2e": number + (10.0 if "A1" in level.name else 0.0)}
+            result.records.append(record)
+    [pooled] = [plot for plot in plots([result]) if plot.name == "cdf-e2e"]
+    first = axes_of(pooled).lines[0]
+    assert len(first.get_xdata()) == 6  # two restarts of three requests each
+    assert np.max(first.get_xdata()) == 12_000
+    assert pooled.caption == "Every measured sample of all restarts of a side."
+    points = axes_of(drawn("compare")["rate-e2e-p95-closed"]).lines
+    assert [(line.get_label(), len(line.get_xdata()), line.get_linestyle()) for line in points] == [
+        ("A", 4, "None"),
+        ("B", 4, "None"),
+    ]
+    assert all(line.get_marker() != "" for line in points)
+    assert all(line.get_linestyle() != "None" for line in axes_of(drawn("valid")["rate-e2e-p95-closed"]).lines)
 
 
 def test_several_results_share_a_plot_with_their_labels() -> None:

@@ -171,6 +171,14 @@ def test_a_rate_beyond_the_server_ends_early_and_says_so(
     assert "overloaded" in capsys.readouterr().out
 
 
+def test_a_rate_that_ends_early_breaks_any_slo(capsys: pytest.CaptureFixture[str]) -> None:
+    """The answers that came before the end keep the bound; the rate is beyond the server all the same."""
+    with serving(Behaviour(rows=1, token_s=0.02)) as peer:
+        arguments = ["--slo", "e2e_p99=1000", "--start-rate", "200", "--highest-rate", "200", "--most-levels", "1"]
+        assert main(["sweep", "text", "--url", peer.url, "--output-len", "5", *_CLIENT, *arguments]) == 2
+    assert "no result after 1 levels" in capsys.readouterr().err
+
+
 def test_goodput_of_a_plain_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "result.json"
     with serving() as peer:

@@ -121,13 +121,13 @@ def test_an_objective_says_what_broke_it() -> None:
 
 
 def test_a_comparison_gives_ratio_interval_and_verdict() -> None:
-    lines = printed("compare").splitlines()
+    lines = printed("compare").partition("B against A")[2].splitlines()
     [rate] = [line for line in lines if "output tok/s" in line]
-    assert rate.split()[-5:] == ["1.050", "…", "1.110", "higher", "better"]
+    assert rate.split()[-7:] == ["1.050", "…", "1.110", "higher", "better", "2.5", "%"]
     [slower] = [line for line in lines if "TTFT p50 ms" in line]
     assert slower.split()[3:6] == ["100.0", "120.0", "1.200"]
     [unknown] = [line for line in lines if "E2E p50 ms" in line]
-    assert unknown.split()[-4:] == ["–", "lower", "cannot", "tell"]
+    assert unknown.split()[-5:] == ["–", "lower", "cannot", "tell", "–"]
     assert "note: not all runs had the same --seed" in lines
 
 

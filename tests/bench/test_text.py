@@ -41,6 +41,10 @@ def test_a_sound_server_gives_a_valid_result(tmp_path: Path, flags: list[str]) -
     summary = result["results"][0]["summary"]
     assert summary["requests"] == 4  # the first pass is dropped
     assert summary["output_tokens"] == sum(body["max_tokens"] for body in measured)
+    assert len(result["results"][0]["passes"]) == 1
+    # Nor is its time in the rates.
+    assert summary["wall"] == result["results"][0]["passes"][0]["wall"]
+    assert summary["requests_per_s"] == pytest.approx(4 / summary["wall"])
     assert summary["prompt_tokens"] == 4 * 7
     assert summary["e2e"]["count"] == 4
     if "--no-stream" in flags:

@@ -62,7 +62,7 @@ def _plot(stem: str, title: str, rows: list[dict[str, Any]], *, invalid: bool) -
             container.set_label("_" + label if label in seen else label)
             seen.add(label)
 
-    caption = "Bar: ratio of the medians. Line: its 95 % interval; one that holds 0 says nothing."
+    caption = "Bar: the ratio. Line: its 95 % interval; one that holds 0 says nothing."
     return Plot(stem, title, caption, draw, invalid, rows=2 * len(rows))
 
 

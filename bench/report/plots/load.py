@@ -128,6 +128,8 @@ def _chart(
     def draw(axes: Axes, theme: Theme) -> None:
         for index, (family, found) in enumerate(families.items()):
             colour, line, marker = style(index, theme)
+            if len({p.load for p in found}) < len(found):
+                line = ""  # restarts at one load: no way leads from one to the next
             axes.plot(
                 [p.x for p in found], [p.y for p in found], color=colour, linestyle=line, marker=marker, label=family
             )
