@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use denizen_shm::Config;
 
 use crate::cli::DoctorArgs;
-use crate::progress::{size, Terminal};
+use crate::progress::size;
+use crate::terminal::Terminal;
 use crate::{gpu, python};
 
 /// How one thing is.
