@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,7 +21,6 @@ from .conftest import STUB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from .conftest import Stub
 
@@ -72,7 +73,7 @@ def test_idle_connections_take_no_descriptor_that_the_server_needs(
     arguments: list[str], sockets: list[socket.socket]
 ) -> None:
     """Probes are answered, and a worker that dies is started again, however many connections there are."""
-    limit = f"ulimit -n {FILES} && exec \"$@\""
+    limit = f'ulimit -n {FILES} && exec "$@"'
     server = Running(arguments, model="bytes")
     server.command = ["sh", "-c", limit, "sh", *server.command]
     with server:
@@ -114,3 +115,40 @@ def test_a_worker_that_cannot_be_started_again_for_a_while_is_tried_again(stub: 
     python.chmod(0o755)
     server.wait_ready()
     assert server.complete("abc", max_tokens=2)["choices"][0]["text"] == "ab"
+
+
+def memory(server: Running) -> int:
+    """Resident bytes of the front end."""
+    return int(Path(f"/proc/{server.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_readers_that_stand_still_take_bounded_memory(checkpoint: Path, sockets: list[socket.socket]) -> None:
+    """Symptom: 187 GB for clients that read slowly. Here each has 4 MiB, and what is on its way to the socket."""
+    readers, allowance = 30, 5 << 20
+    # Every event has the model's name, so few tokens make many bytes: 24 MB a reader.
+    model = "m" * 60_000
+    body = {"model": model, "prompt": "x", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with Running(["--model", f"{model}={checkpoint}", *STUB], model=model) as server:
+        before, most = memory(server), 0
+        for _ in range(readers):
+            one = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+            sockets.append(one)
+            one.sendall(post("/v1/completions", body))
+
+        def generated() -> bool:
+            nonlocal most
+            most = max(most, memory(server))
+            metrics = server.metrics()
+            return metrics["denizen_output_tokens_total"] == readers * 400 and metrics["denizen_worker_running"] == 0
+
+        eventually(generated, "all tokens are generated")
+        assert before < most < before + readers * allowance
+        for one in sockets:
+            one.close()
+        server.settles()
+
+
+def post(path: str, body: dict[str, Any]) -> bytes:
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    return f"{head}\r\n\r\n".encode() + content

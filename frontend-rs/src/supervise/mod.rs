@@ -164,7 +164,7 @@ impl Keeper {
             };
             self.router.worker_died(self.index, &why);
             if hopeless {
-                return self.give_up(why);
+                return self.give_up(format!("{}: {why}", self.plan.name()));
             }
             deaths = if served.is_some_and(|served| served >= GOOD_LIFE) {
                 1
