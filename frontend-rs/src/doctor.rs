@@ -6,7 +6,8 @@ use denizen_shm::Config;
 use nix::sys::statvfs::statvfs;
 
 use crate::cli::DoctorArgs;
-use crate::progress::{size, Terminal};
+use crate::progress::size;
+use crate::terminal::Terminal;
 use crate::{gpu, python};
 
 /// Bytes on the disk that making the built-in model takes (`worker/builtin.py`).

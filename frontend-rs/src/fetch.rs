@@ -8,7 +8,8 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::Command;
 
 use crate::config::Source;
-use crate::progress::{Progress, Terminal};
+use crate::progress::Progress;
+use crate::terminal::Terminal;
 
 /// A line of the fetch process's stdout.
 #[derive(Debug, Deserialize)]

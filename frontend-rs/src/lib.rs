@@ -13,6 +13,7 @@
 //! - `sound`: what is spoken to files, as it comes
 //! - `route`: least-loaded choice of a worker, envelopes, requests in flight
 //! - `supervise`: worker processes: start, heartbeat, restart, drain
+//! - `terminal`: stderr and stdout; `progress`: bars
 //! - `cli`, `config`, `serve`, `scribe`, `doctor`: the commands; `launch`: what two of them share; `fetch`, `checkpoint`, `python`, `gpu`: what they look at first
 
 pub mod audio;
@@ -39,5 +40,6 @@ pub mod sound;
 pub mod speak;
 pub mod speech;
 pub mod supervise;
+pub mod terminal;
 pub mod text;
 pub mod transcribe;

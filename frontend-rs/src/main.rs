@@ -4,9 +4,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use denizen_frontend::cli::{Cli, Command};
-use denizen_frontend::progress::{LogLines, Terminal};
+use denizen_frontend::terminal::{LogLines, Terminal};
 use denizen_frontend::{doctor, scribe, serve};
-use nix::sys::resource::{getrlimit, setrlimit, Resource};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -31,20 +30,23 @@ fn main() -> ExitCode {
         }
         Command::Serve(args) => {
             init_log(&args.log_level);
-            raise_file_limit();
             runtime.block_on(serve::run(*args))
         }
     };
     // Threads that tokenize may still be busy; nobody waits for them.
     runtime.shutdown_background();
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => {
+            Terminal::flush();
+            ExitCode::SUCCESS
+        }
         Err(message) => fail(&message),
     }
 }
 
 fn fail(message: &str) -> ExitCode {
     Terminal::line(&format!("error: {message}"));
+    Terminal::flush();
     ExitCode::FAILURE
 }
 
@@ -57,15 +59,6 @@ fn init_log(level: &str) {
         .with_target(false)
         .without_time()
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .with_writer(LogLines::new)
+        .with_writer(LogLines::default)
         .init();
-}
-
-/// Every connection takes a file descriptor, and the usual soft limit of 1,024 is a handful of clients.
-fn raise_file_limit() {
-    let limit = Resource::RLIMIT_NOFILE;
-    let raised = getrlimit(limit).and_then(|(_, hard)| setrlimit(limit, hard, hard));
-    if let Err(error) = raised {
-        tracing::warn!("the limit on open files cannot be raised: {error}");
-    }
 }

@@ -1,70 +1,11 @@
 //! What the user sees while the server starts: bars on a terminal, plain lines elsewhere.
 
 use std::collections::HashMap;
-use std::io::{IsTerminal, Write};
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressStyle};
 
-/// The one place that writes to stderr, so that lines and bars do not tear each other.
-pub struct Terminal {
-    bars: MultiProgress,
-    interactive: bool,
-}
-
-static TERMINAL: LazyLock<Terminal> = LazyLock::new(|| Terminal {
-    bars: MultiProgress::new(),
-    interactive: std::io::stderr().is_terminal(),
-});
-
-impl Terminal {
-    /// Writes a line, above the bars if there are any.
-    pub fn line(text: &str) {
-        TERMINAL.bars.suspend(|| {
-            // A closed stderr is no reason to stop serving.
-            let _ = writeln!(std::io::stderr(), "{text}");
-        });
-    }
-
-    /// Writes to stdout: what the user asked for, as opposed to what there is to say about it.
-    pub fn say(text: &str) {
-        TERMINAL.bars.suspend(|| {
-            let _ = writeln!(std::io::stdout(), "{text}");
-        });
-    }
-}
-
-/// Log lines for `tracing_subscriber`.
-pub struct LogLines(Vec<u8>);
-
-impl LogLines {
-    pub fn new() -> Self {
-        Self(Vec::new())
-    }
-}
-
-impl Default for LogLines {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Write for LogLines {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Drop for LogLines {
-    fn drop(&mut self) {
-        Terminal::line(String::from_utf8_lossy(&self.0).trim_end());
-    }
-}
+use crate::terminal::Terminal;
 
 /// What advances.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -145,13 +86,16 @@ impl Drop for Progress {
 
 impl Item {
     fn new(label: &str, total: u64, unit: Unit) -> Self {
-        let bar = TERMINAL.interactive.then(|| {
+        let bar = Terminal::bar(|| {
             let template = match unit {
                 Unit::Bytes => "  {msg:32!} {bar:30.cyan/dim} {bytes:>10} of {total_bytes:<10} {bytes_per_sec:>12} {eta:>4}",
                 Unit::Seconds => "  {msg:32!} {bar:30.cyan/dim} {pos:>6} of {len:<6} s of audio {eta:>4}",
             };
-            let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-            TERMINAL.bars.add(ProgressBar::new(total).with_style(style).with_message(label.to_owned()))
+            let style = ProgressStyle::with_template(template)
+                .unwrap_or_else(|_| ProgressStyle::default_bar());
+            ProgressBar::new(total)
+                .with_style(style)
+                .with_message(label.to_owned())
         });
         Self { bar, told: 0 }
     }

@@ -15,11 +15,12 @@ use crate::gpu;
 use crate::launch::{self, Ground, Started};
 use crate::listen::{Recording, Windows};
 use crate::model::ModelEntry;
-use crate::progress::{Progress, Terminal, Unit};
+use crate::progress::{Progress, Unit};
 use crate::route::Router;
 use crate::shutdown::Signals;
 use crate::speech::{SpeechModel, Task};
 use crate::supervise::WorkerEvent;
+use crate::terminal::Terminal;
 use crate::transcribe::{Job, Mode, Pauses, Settings, Tally};
 
 /// Files that are written down at once: one is decoded while others are listened to.

@@ -4,23 +4,27 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::serve::ListenerExt;
+use nix::sys::resource::{getrlimit, setrlimit, Resource};
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinHandle;
+use tokio::sync::mpsc;
 
 use crate::cli::ServeArgs;
 use crate::clients::{Clients, Place, DEFAULT_NAME};
-use crate::http::{self, App, HttpConfig};
+use crate::http::{App, HttpConfig, Server};
 use crate::launch::{self, Ground, Prepared, Started};
 use crate::model::ModelEntry;
-use crate::progress::{Progress, Terminal};
+use crate::progress::Progress;
 use crate::route::{Failure, Router};
 use crate::shutdown::Signals;
 use crate::supervise::{Device, WorkerEvent};
+use crate::terminal::Terminal;
 
 /// How long open connections may take to end, and workers, once nothing is generated any more.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// File descriptors that are not for connections, as far as they are less than half: workers, clients over shared memory,
+/// files.
+const KEPT_FILES: u64 = 1024;
 
 /// Serves until it is told to stop. An error is one line that says what to do.
 pub async fn run(args: ServeArgs) -> Result<(), String> {
@@ -175,8 +179,21 @@ fn http_config(args: &ServeArgs) -> Result<HttpConfig, String> {
         max_audio_memory: (args.max_audio_memory as usize) << 20,
         max_in_flight: args.max_in_flight as usize,
         request_timeout: Duration::from_secs(args.request_timeout.into()),
+        max_connections: connections(),
         ..HttpConfig::default()
     })
+}
+
+/// How many connections there may be: each takes a file descriptor, and the usual soft limit of 1,024 is a handful of
+/// clients.
+fn connections() -> usize {
+    let limit = Resource::RLIMIT_NOFILE;
+    let raised = getrlimit(limit).and_then(|(_, hard)| setrlimit(limit, hard, hard));
+    if let Err(error) = raised {
+        tracing::warn!("the limit on open files cannot be raised: {error}");
+    }
+    let files = getrlimit(limit).map_or(KEPT_FILES, |(soft, _)| soft);
+    usize::try_from(files - KEPT_FILES.min(files / 2)).unwrap_or(usize::MAX)
 }
 
 /// Lets clients over shared memory go, and their rendezvous with them.
@@ -261,40 +278,5 @@ fn announce(args: &ServeArgs, address: SocketAddr, models: &[Arc<ModelEntry>], d
     ));
     if args.api_key.is_none() && !address.ip().is_loopback() {
         tracing::warn!("anyone who reaches {address} can use this server; --api-key sets a key");
-    }
-}
-
-/// The HTTP server's task.
-struct Server {
-    stop: oneshot::Sender<()>,
-    task: JoinHandle<()>,
-}
-
-impl Server {
-    fn start(listener: TcpListener, app: Arc<App>) -> Self {
-        let app = http::router(app);
-        let (stop, stopped) = oneshot::channel::<()>();
-        let task = tokio::spawn(async move {
-            // A token is a small write; waiting to fill a packet would hold it back.
-            let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
-            let serve = axum::serve(listener, app).with_graceful_shutdown(async {
-                let _ = stopped.await;
-            });
-            if let Err(error) = serve.await {
-                tracing::error!("HTTP: {error}");
-            }
-        });
-        Self { stop, task }
-    }
-
-    /// Takes no more connections, and gives open ones `patience` to end.
-    async fn stop(mut self, patience: Duration) {
-        let _ = self.stop.send(());
-        if tokio::time::timeout(patience, &mut self.task)
-            .await
-            .is_err()
-        {
-            self.task.abort();
-        }
     }
 }

@@ -200,17 +200,15 @@ impl TextOutlet for TextAnswer<'_> {
         self.lane
     }
 
-    /// The prompt of each choice that is to be echoed.
-    fn opening(&self, job: &Job) {
-        for index in 0..job.choices() {
-            let echo = job.prompt_of(index).echo.as_deref().unwrap_or_default();
-            for text in pieces(echo) {
-                self.lane.send([Message::chunk(Chunk {
-                    index: Some(index),
-                    text,
-                    ..Chunk::default()
-                })]);
-            }
+    /// Its prompt, if that is to be echoed.
+    fn opening(&self, job: &Job, index: usize) {
+        let echo = job.prompt_of(index).echo.as_deref().unwrap_or_default();
+        for text in pieces(echo) {
+            self.lane.send([Message::chunk(Chunk {
+                index: Some(index),
+                text,
+                ..Chunk::default()
+            })]);
         }
     }
 

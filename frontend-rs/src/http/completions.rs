@@ -87,6 +87,19 @@ pub fn prepare(app: &App, mut fields: Fields) -> Result<Job, ApiError> {
             max_tokens,
         });
     }
+    let echoed: usize = prompts
+        .iter()
+        .filter_map(|p| p.echo.as_ref())
+        .map(String::len)
+        .sum();
+    let (echoed, limit) = (echoed * params.n as usize, app.config.max_body);
+    if echoed > limit {
+        let message = format!(
+            "'echo' would repeat {echoed} bytes of prompt in {} choices; at most {limit} are possible; lower 'n'",
+            prompts.len() * params.n as usize
+        );
+        return Err(ApiError::invalid("echo", message));
+    }
     Ok(Job {
         endpoint: Endpoint::Completion,
         model,

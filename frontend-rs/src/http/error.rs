@@ -21,11 +21,21 @@ pub struct ApiError {
     pub retry_after_s: Option<u64>,
 }
 
+/// Most characters of a message or a parameter's name: either may quote what the client sent.
+const MAX_QUOTED: usize = 2000;
+
+fn clipped(text: String) -> String {
+    match text.char_indices().nth(MAX_QUOTED) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
 impl ApiError {
     pub fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
         Self {
             status,
-            message: message.into(),
+            message: clipped(message.into()),
             param: None,
             code: Some(code.into()),
             retry_after_s: None,
@@ -34,7 +44,7 @@ impl ApiError {
 
     /// 400: a parameter that cannot be used.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
-        let (param, message) = (Some(param.into()), message.into());
+        let (param, message) = (Some(clipped(param.into())), clipped(message.into()));
         Self {
             status: StatusCode::BAD_REQUEST,
             message,
@@ -72,7 +82,7 @@ impl ApiError {
     }
 
     pub fn param(mut self, param: impl Into<String>) -> Self {
-        self.param = Some(param.into());
+        self.param = Some(clipped(param.into()));
         self
     }
 

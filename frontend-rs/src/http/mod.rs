@@ -2,7 +2,7 @@
 //!
 //! # Layout
 //!
-//! `guard` (request id, API key, body size) → an endpoint (`chat_completions`, `completions`, `tokenize`, …) → `fields`,
+//! `server` (connections) → `guard` (request id, API key, body size) → an endpoint (`chat_completions`, `completions`, `tokenize`, …) → `fields`,
 //! `params`, `messages` (validation) → `job` (what to generate) → `run` (submit, stream or collect) → `choice` (tokens to
 //! text) → `shape` (OpenAI's JSON) → `outlet` (who gets it) → `sse` (bounded output). `audio` has the same for audio
 //! files: `multipart` (the form), then decoding, windows, formats; `speech` for texts that are spoken.
@@ -27,12 +27,14 @@ pub(crate) mod outlet;
 mod params;
 mod probes;
 pub(crate) mod run;
+mod server;
 pub(crate) mod shape;
 pub(crate) mod speech;
 pub(crate) mod sse;
 pub(crate) mod tokenize;
 
 pub use error::ApiError;
+pub use server::Server;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,6 +61,13 @@ pub struct HttpConfig {
     /// Requests handled at once; more get 429.
     pub max_in_flight: usize,
     pub request_timeout: Duration,
+    /// Connections at once; those that ask nothing make room for more.
+    pub max_connections: usize,
+    /// How long a request's head may take from the connection, or the response before, on. Above what pools of clients and
+    /// proxies keep a connection for (90 s at most), so that none is closed while its client is about to use it.
+    pub head_timeout: Duration,
+    /// After which the kernel gives up a peer that takes nothing; above `slow_client_timeout`, whose error comes first.
+    pub unread_timeout: Duration,
     /// Threads for templates and tokenization, and for decoding audio.
     pub text_threads: usize,
     /// Bytes of a stream that wait for a client that reads slowly.
@@ -79,6 +88,9 @@ impl Default for HttpConfig {
             max_audio_memory: 2 << 30,
             max_in_flight: 1024,
             request_timeout: Duration::from_secs(600),
+            max_connections: 10_000,
+            head_timeout: Duration::from_secs(120),
+            unread_timeout: Duration::from_secs(60),
             text_threads: std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8)),
             max_buffered: 4 << 20,
             slow_client_timeout: Duration::from_secs(30),
@@ -134,11 +146,6 @@ impl App {
             backend,
         })
     }
-}
-
-/// The whole HTTP surface over a backend. Starts the text threads; call once.
-pub fn app(config: HttpConfig, backend: Arc<dyn Backend>) -> axum::Router {
-    router(App::new(config, backend))
 }
 
 /// The whole HTTP surface.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::Json;
@@ -29,8 +30,10 @@ pub fn listing(app: &App) -> Value {
 
 pub async fn one(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
+    let Path(id) =
+        id.map_err(|_| ApiError::invalid("model", "the model's name in the path is not UTF-8"))?;
     app.model(&id).map(|model| Json(object(&model)))
 }
 

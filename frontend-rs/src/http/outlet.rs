@@ -30,8 +30,8 @@ pub trait Outlet: Send + Sync {
 pub trait TextOutlet: Send + Sync {
     type Lane: Outlet;
     fn lane(&self) -> &Self::Lane;
-    /// What comes in front of the first token.
-    fn opening(&self, job: &Job);
+    /// What comes in front of the first token of choice `index`.
+    fn opening(&self, job: &Job, index: usize);
     /// What became known of choice `index`.
     fn delta(&self, job: &Job, index: usize, delta: &Delta);
     /// The end; `finishes` has one entry a choice.
@@ -107,8 +107,8 @@ impl TextOutlet for Chunks {
         &self.sink
     }
 
-    fn opening(&self, job: &Job) {
-        for data in self.shape.opening(job) {
+    fn opening(&self, job: &Job, index: usize) {
+        if let Some(data) = self.shape.opening(job, index) {
             self.sink.send(&data);
         }
     }

@@ -12,6 +12,8 @@ const MAX_STOPS: usize = 16;
 /// Longest stop string, bytes: this much text may be held back at any time.
 const MAX_STOP_BYTES: usize = 1024;
 const MAX_LOGIT_BIAS: usize = 1024;
+/// Most end ids of a request besides the model's own.
+const MAX_STOP_IDS: usize = 1024;
 /// Most choices for one prompt.
 pub const MAX_N: i64 = 128;
 /// Most alternatives for a token's log-probability.
@@ -253,6 +255,13 @@ pub fn token_id(value: &Value, model: &ModelEntry, param: &str) -> Result<u32, A
 fn stop_token_ids(fields: &mut Fields, model: &ModelEntry) -> Result<Vec<u32>, ApiError> {
     match fields.take("stop_token_ids") {
         None => Ok(Vec::new()),
+        Some(Value::Array(ids)) if ids.len() > MAX_STOP_IDS => {
+            let message = format!(
+                "'stop_token_ids' holds {} ids; at most {MAX_STOP_IDS} are possible",
+                ids.len()
+            );
+            Err(ApiError::invalid("stop_token_ids", message))
+        }
         Some(Value::Array(ids)) => {
             let ids = ids.iter().enumerate();
             ids.map(|(i, id)| token_id(id, model, &format!("stop_token_ids[{i}]")))

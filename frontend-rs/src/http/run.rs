@@ -241,7 +241,12 @@ pub async fn stream(
         deadline,
     } = admission;
     let lane = outlet.lane();
-    outlet.opening(&job);
+    for index in 0..job.choices() {
+        outlet.opening(&job, index);
+        if let Err(unsendable) = lane.room().await {
+            return give_up(app, lane, unsendable);
+        }
+    }
     let mut finishes: Vec<Finish> = vec![Finish::default(); job.choices()];
     let timeout = tokio::time::sleep_until(deadline);
     tokio::pin!(timeout);

@@ -57,24 +57,21 @@ impl Shape {
         chunk.to_string()
     }
 
-    /// The chunks in front of the first token: each choice's role, or its prompt for `echo`.
-    pub fn opening(&self, job: &Job) -> Vec<String> {
-        let chunk = |index: usize| {
-            let choice = match (job.endpoint, &job.prompt_of(index).echo) {
-                (Endpoint::Chat, _) => json!({
-                    "index": index,
-                    "delta": {"role": "assistant", "content": ""},
-                    "logprobs": null,
-                    "finish_reason": null,
-                }),
-                (Endpoint::Completion, Some(prompt)) => {
-                    json!({"index": index, "text": prompt, "logprobs": null, "finish_reason": null})
-                }
-                (Endpoint::Completion, None) => return None,
-            };
-            Some(self.stream_chunk(job, vec![choice], Value::Null))
+    /// The chunk in front of a choice's first token: its role, or its prompt for `echo`.
+    pub fn opening(&self, job: &Job, index: usize) -> Option<String> {
+        let choice = match (job.endpoint, &job.prompt_of(index).echo) {
+            (Endpoint::Chat, _) => json!({
+                "index": index,
+                "delta": {"role": "assistant", "content": ""},
+                "logprobs": null,
+                "finish_reason": null,
+            }),
+            (Endpoint::Completion, Some(prompt)) => {
+                json!({"index": index, "text": prompt, "logprobs": null, "finish_reason": null})
+            }
+            (Endpoint::Completion, None) => return None,
         };
-        (0..job.choices()).filter_map(chunk).collect()
+        Some(self.stream_chunk(job, vec![choice], Value::Null))
     }
 
     pub fn chunk(&self, job: &Job, index: usize, delta: &Delta) -> String {

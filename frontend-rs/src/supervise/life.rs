@@ -64,7 +64,7 @@ impl Life<'_> {
         };
         let (host, socket) = match HostEnd::create(&sizes(&name, self.epoch)) {
             Ok((host, socket)) => (Arc::new(host), socket),
-            Err(error) => return Ending::Hopeless(format!("{name}: {error}")),
+            Err(error) => return Ending::Hopeless(error.to_string()),
         };
         let launch = self.launch;
         let config = self.plan.to_json();
@@ -82,7 +82,7 @@ impl Life<'_> {
             Ok(child) => child,
             Err(error) => {
                 let python = launch.python.display();
-                return Ending::Hopeless(format!("{name}: {python} cannot be started: {error}"));
+                return Ending::Hopeless(format!("{python} cannot be started: {error}"));
             }
         };
         let output = Output::follow(&mut child, &name);
@@ -292,11 +292,10 @@ impl Life<'_> {
             message, retryable, ..
         }) = watched.failed
         {
-            let why = format!("{name}: {message}");
             return match (watched.ready, retryable) {
-                (None, false) => Ending::Hopeless(why),
+                (None, false) => Ending::Hopeless(message),
                 (ready, _) => Ending::Died {
-                    why,
+                    why: message,
                     served: ready.map(|ready| ready.elapsed()),
                 },
             };

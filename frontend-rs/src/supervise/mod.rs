@@ -140,7 +140,7 @@ struct Keeper {
 impl Keeper {
     async fn run(mut self) {
         let (mut deaths, mut epoch) = (0, 0);
-        let first_death = Instant::now();
+        let mut first_death = Instant::now();
         loop {
             epoch += 1;
             let life = Life {
@@ -159,17 +159,21 @@ impl Keeper {
                         .worker_died(self.index, "the server is shutting down")
                 }
                 Ending::Died { why, served } => (why, served, false),
-                Ending::Hopeless(why) => (why, None, true),
+                // What there was for an earlier life (descriptors, room in /dev/shm, memory) may be short for a moment.
+                Ending::Hopeless(why) => (why, None, epoch == 1),
             };
             self.router.worker_died(self.index, &why);
             if hopeless {
-                return self.give_up(why);
+                return self.give_up(format!("{}: {why}", self.plan.name()));
             }
             deaths = if served.is_some_and(|served| served >= GOOD_LIFE) {
                 1
             } else {
                 deaths + 1
             };
+            if deaths == 1 {
+                first_death = Instant::now();
+            }
             tracing::error!("{}: {why}", self.plan.name());
             if deaths >= MAX_DEATHS {
                 let seconds = first_death.elapsed().as_secs();

@@ -7,7 +7,7 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::Child;
 use tokio::task::JoinSet;
 
-use crate::progress::Terminal;
+use crate::terminal::Terminal;
 
 /// Longest line that is passed on whole.
 const MAX_LINE: usize = 16 << 10;

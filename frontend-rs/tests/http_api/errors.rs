@@ -392,3 +392,27 @@ async fn a_panic_is_an_error_of_the_usual_shape_and_the_server_lives() {
     assert_eq!(reply.code(), "internal_error");
     assert_eq!(server.get("/health").await.status, 200);
 }
+
+/// What a client sends comes back in a message at most in part.
+#[tokio::test]
+async fn an_error_is_short_however_long_what_it_quotes() {
+    let server = Server::start(backend()).await;
+    let long = "ä".repeat(1_000_000);
+    for body in [
+        json!({"model": long, "prompt": "x"}),
+        json!({"model": "tiny", "prompt": "x", long.clone(): 1}),
+        json!({"model": "tiny", "prompt": "x", "logit_bias": {long.clone(): 1}}),
+    ] {
+        let reply = server.post("/v1/completions", &body).await;
+        assert!((400..500).contains(&reply.status));
+        let message = reply.json()["error"]["message"].to_string();
+        assert!(message.contains("ää"), "{message}");
+        assert!(reply.body.len() < 20_000, "{} bytes", reply.body.len());
+    }
+}
+
+#[tokio::test]
+async fn a_model_name_in_a_path_that_is_no_text_is_refused() {
+    let server = Server::start(backend()).await;
+    server.get("/v1/models/%ff").await.error(400, Some("model"));
+}

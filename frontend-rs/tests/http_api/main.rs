@@ -4,6 +4,7 @@ mod support;
 
 mod chat;
 mod completions;
+mod connections;
 mod disconnect;
 mod errors;
 mod health_under_load;

@@ -68,6 +68,7 @@ async fn values_outside_their_range_or_type_are_named() {
         (json!({"stop": "x".repeat(1025)}), "stop"),
         (json!({"stop_token_ids": [300]}), "stop_token_ids[0]"),
         (json!({"stop_token_ids": 3}), "stop_token_ids"),
+        (json!({"stop_token_ids": vec![3; 1025]}), "stop_token_ids"),
         (json!({"stream": "yes"}), "stream"),
         (json!({"ignore_eos": 1}), "ignore_eos"),
         (

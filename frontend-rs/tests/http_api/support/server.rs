@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use denizen_frontend::http::{app, HttpConfig};
+use denizen_frontend::http::{self, App, HttpConfig};
 use denizen_frontend::route::Backend;
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ use super::client::{self, Reply, Stream};
 
 pub struct Server {
     pub address: SocketAddr,
-    task: tokio::task::JoinHandle<()>,
+    _server: http::Server,
 }
 
 impl Server {
@@ -22,9 +22,11 @@ impl Server {
     pub async fn with(config: HttpConfig, backend: Arc<dyn Backend>) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let router = app(config, backend);
-        let task = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-        Self { address, task }
+        let server = http::Server::start(listener, App::new(config, backend));
+        Self {
+            address,
+            _server: server,
+        }
     }
 
     pub async fn get(&self, path: &str) -> Reply {
@@ -54,11 +56,5 @@ impl Server {
     /// All events of a streamed request, `[DONE]` included.
     pub async fn events(&self, path: &str, body: &Value) -> Vec<String> {
         self.stream(path, body).await.rest().await
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
