@@ -239,7 +239,7 @@ class ClientArena:
 
     @staticmethod
     def inherited(fd: int) -> ClientArena:
-        """A client's end over the socket of a :class:`HostArena`, as :meth:`Arena.attach` makes a worker's; for tests."""
+        """A client's end over the socket of a :class:`HostArena`, as :meth:`Arena.attach` a worker's; for tests."""
 
     @property
     def part_bytes(self) -> int:
@@ -263,23 +263,30 @@ class ClientArena:
         """
 
     def open(self, call: int, limit: int) -> None:
-        """From now on keep what comes for `call`; of what nobody takes, at most `limit` bytes. Then the call is cancelled.
-        What comes for calls that are not open is dropped. Raises ArenaClosed."""
+        """From now on keep what comes for `call`; with more than `limit` bytes left unread it is cancelled.
+
+        What comes for calls that are not open is dropped. Raises ArenaClosed.
+        """
 
     def take(self, call: int, timeout_ms: int = -1) -> list[tuple[bytes, bytes | None]] | None:
         """What has come for `call`, in order; waits for something. None if more than the call's limit was left unread.
 
-        Empty at the end of `timeout_ms`, and if the call is not open. Of the threads that wait in here, one receives for
-        all. The GIL is released; signals are handled. Raises PeerGone once everything before has been taken,
+        Empty at the end of `timeout_ms`, and if the call is not open. Of the threads that wait in here, one receives
+        for all. The GIL is released; signals are handled. Raises PeerGone once everything before has been taken,
         CorruptArena, ArenaClosed.
         """
 
     def collect(self, call: int) -> list[tuple[bytes, bytes | None]] | None:
         """The same without looking into the arena: what others have received. Raises nothing."""
 
+    def announce(self) -> None:
+        """From now on :meth:`arrivals` will be told of what comes."""
+
     def arrivals(self, timeout_ms: int = -1) -> list[int]:
-        """Receive until something has come, and return the calls that it came for. For one thread, which tells those that
-        :meth:`collect`. Raises as :meth:`take`."""
+        """Receive until something has come, and return the calls that it came for. Raises as :meth:`take`.
+
+        For one thread, which tells those that :meth:`collect`.
+        """
 
     def close_call(self, call: int) -> None:
         """Its terminal has come: drop what still comes for it."""

@@ -7,7 +7,6 @@ import threading
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from denizen.shm import wire
-from denizen.shm.connection import Call, Connection
 from denizen.shm.errors import DenizenError
 from denizen.shm.pcm import Pcm
 from denizen.shm.results import Spoken
@@ -15,6 +14,7 @@ from denizen.shm.results import Spoken
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from denizen.shm.connection import Call, Connection
     from denizen.shm.deadline import Deadline
     from denizen.shm.requests import Request, Voice
 
@@ -70,6 +70,7 @@ class LoopConnection:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._calls: dict[int, LoopCall] = {}
+        connection.announce()
         self._thread = threading.Thread(target=self._announce, name="denizen.shm announcer", daemon=True)
         self._thread.start()
 
@@ -78,7 +79,7 @@ class LoopConnection:
         self._thread.join()
 
     def _announce(self) -> None:
-        self.connection.announce(self._tell)
+        self.connection.arrivals(self._tell)
         for request in list(self._calls):
             self._tell(request)
 

@@ -1,7 +1,7 @@
 """A connection to the front end, and the calls that wait for it.
 
-Any thread may begin a call, take what has come for it, and cancel it. The extension sorts what comes by call (`shm/src/
-inbox.rs`): of the threads that wait, one receives for all, so that no thread of this package stands between a caller and
+Any thread may begin a call, take what has come for it, and cancel it. The extension sorts what comes by call
+(`shm/src/inbox.rs`): of the threads that wait, one receives for all, so that no other thread stands between a caller and
 its answer. What a call leaves unread lies in its box, up to `UNREAD_BYTES`, and holds up no other.
 
 What runs when the garbage collector pleases (`__del__`, finalizers) may interrupt any line here, in any thread. It
@@ -61,6 +61,7 @@ class ArenaEnd(Protocol):
     def open(self, call: int, limit: int) -> None: ...
     def take(self, call: int, timeout_ms: int = -1) -> Messages | None: ...
     def collect(self, call: int) -> Messages | None: ...
+    def announce(self) -> None: ...
     def arrivals(self, timeout_ms: int = -1) -> list[int]: ...
     def close_call(self, call: int) -> None: ...
     def cancel(self, call: int) -> None: ...
@@ -82,13 +83,20 @@ class Call:
         """Of a result that comes in parts."""
         self._part_bytes = 0
 
+    def ready(self) -> wire.Envelope | None:
+        """The next CHUNK or RESULT of those that have been received. Raises the error that ended the call."""
+        while self._messages:
+            envelope = self._read(*self._messages.popleft())
+            if envelope is not None:
+                return envelope
+        return None
+
     def take(self, wait_ms: int) -> wire.Envelope | None:
         """The next CHUNK or RESULT; None if there is none within `wait_ms`. Raises the error that ended the call."""
         while True:
-            while self._messages:
-                envelope = self._read(*self._messages.popleft())
-                if envelope is not None:
-                    return envelope
+            envelope = self.ready()
+            if envelope is not None:
+                return envelope
             fresh = self._connection.messages(self.request, wait_ms)
             if not fresh:
                 if self.cancelled:
@@ -210,10 +218,13 @@ class Connection:
             raise _again(self._error)
         return found
 
-    def announce(self, tell: Callable[[int], None]) -> None:
-        """Calls `tell` with each call that something has come for, until the connection ends. For a thread of its own:
-        no other waits then."""
+    def announce(self) -> None:
+        """From now on no thread waits for a call, but one is in :meth:`arrivals`."""
         self._announced = True
+        self._arena.announce()
+
+    def arrivals(self, tell: Callable[[int], None]) -> None:
+        """Calls `tell` with each call that something has come for, until the connection ends."""
         try:
             while True:
                 for request in self._arena.arrivals():
@@ -271,7 +282,9 @@ class Connection:
         """What an error of the arena's means for the calls: all of them end."""
         if self._error is None:
             if isinstance(error, PeerGone):
-                self._error = ServerGone(f"the server has gone ({self._farewell() or error}); connect again when it is back")
+                self._error = ServerGone(
+                    f"the server has gone ({self._farewell() or error}); connect again when it is back"
+                )
             elif isinstance(error, ArenaClosed):
                 self._error = ClientClosed("the client was closed")
             else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from denizen.shm import wire
-from denizen.shm.connection import Call, Connection
 from denizen.shm.errors import DenizenError, Timeout
 from denizen.shm.pcm import Pcm
 from denizen.shm.results import Spoken
@@ -13,6 +12,7 @@ from denizen.shm.results import Spoken
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from denizen.shm.connection import Call, Connection
     from denizen.shm.deadline import Deadline
     from denizen.shm.requests import Request, Voice
 
@@ -43,16 +43,18 @@ def begin(connection: Connection, request: Request[C, R], deadline: Deadline) ->
 
 def take(call: Call, deadline: Deadline) -> wire.Envelope:
     """The next envelope. Raises the error that ended the call."""
-    while True:
+    envelope = call.ready()
+    while envelope is None:
         try:
-            envelope = call.take(deadline.left_ms(_SLICE_MS))
+            wait_ms = deadline.left_ms(_SLICE_MS)
         except Timeout:
             # What is here already is handed out even where the time is over.
             envelope = call.take(0)
             if envelope is None:
                 raise
-        if envelope is not None:
-            return envelope
+        else:
+            envelope = call.take(wait_ms)
+    return envelope
 
 
 def wait(connection: Connection, request: Request[C, R], deadline: Deadline) -> R:

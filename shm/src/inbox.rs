@@ -150,6 +150,11 @@ impl Inbox {
         taken
     }
 
+    /// From now on [`Inbox::arrivals`] will be told of what comes.
+    pub fn announce(&self) {
+        self.lock().announced = true;
+    }
+
     /// What has come for `call` and was sorted already. For use beside [`Inbox::arrivals`].
     pub fn collect(&self, call: u64) -> Taken {
         if self.endpoint.forked() {
@@ -159,11 +164,10 @@ impl Inbox {
     }
 
     /// Waits until messages have come for calls that nobody waits for, and says for which. Empty on a signal. For one
-    /// thread that tells others, which then [`Inbox::collect`].
+    /// thread that tells others, which then [`Inbox::collect`]; [`Inbox::announce`] comes first.
     pub fn arrivals(&self, timeout: Option<Duration>) -> Result<Vec<u64>> {
         self.endpoint.check_usable()?;
         let mut state = self.lock();
-        state.announced = true;
         while state.fresh.is_empty() {
             state.check()?;
             state.lead = Lead::Announcer;

@@ -226,6 +226,10 @@ impl ClientArena {
         to_python(py, self.inbox.collect(call))
     }
 
+    fn announce(&self) {
+        self.inbox.announce();
+    }
+
     #[pyo3(signature = (timeout_ms=-1))]
     fn arrivals(&self, py: Python<'_>, timeout_ms: i64) -> PyResult<Vec<u64>> {
         let calls = self
