@@ -9,7 +9,9 @@ import os
 import struct
 import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +37,7 @@ MIB = 1 << 20
 _TEXT, _EARS, _VOICE = "text", "ears", "voice"
 _IDS = [1, 2, 3, 4, 5, 6, 7, 8]
 _HEARD_RATE, _SPOKEN_RATE = 16_000, 24_000
+_NO_LANGUAGE = "klingon"
 _BOUNDARY = "denizen-bench"
 _SIDES = ("http", "shm")
 
@@ -44,7 +47,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "sdk",
         help="calls over shared memory (denizen.shm) beside the same over HTTP",
         description="Starts `denizen serve` with the stub worker and makes the same calls over shared memory and over "
-        "HTTP in turns: round trips of one token and of many, whole and streamed; long audio in and out.",
+        "HTTP in turns: round trips without work, of one token and of many, whole and streamed; long audio in and out.",
     )
     parser.add_argument("--rounds", type=positive_int, default=1000, metavar="N", help="default: %(default)s")
     parser.add_argument("--warm-up", type=positive_int, default=100, metavar="N", help="dropped (default: %(default)s)")
@@ -61,58 +64,81 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(options: argparse.Namespace) -> int:
     report = Report("sdk", environment.describe(), shown(options))
-    rounds = 3 * (options.warm_up + options.rounds) + 2 * (1 + options.audio_rounds)
+    rounds = 5 * (options.warm_up + options.rounds) + 2 * (1 + options.audio_rounds)
     with (
         stub_server() as (server, client),
         contextlib.closing(Http(server.port)) as web,
         progress(rounds, "round", options) as bar,
     ):
-        times, _ = _rounds(_answers(client, web, options.tokens), options.warm_up, options.rounds, bar.update)
-        sound, sizes = _rounds(_audio(client, web, options.audio_seconds), 1, options.audio_rounds, bar.update)
+        short = _answers(client, web, options.tokens) | _upload(client, web, options.audio_seconds)
+        text = _rounds(short, options.warm_up, options.rounds, bar.update)
+        audio = _rounds(_audio(client, web, options.audio_seconds), 1, options.audio_rounds, bar.update)
     report.figures["round_trip_ms"] = {
-        f"{name}, {side}": distribution([1000 * each for each in seconds]) for (side, name), seconds in times.items()
+        f"{name}, {side}": distribution([1000 * each for each in taken.seconds]) for (side, name), taken in text.items()
     }
-    report.figures["http_over_shm"] = {name: _ratios(times, name) for side, name in times if side == "shm"}
-    report.figures["audio"] = {
-        f"{name}, {side}": _flow(seconds, sizes[side, name], name) for (side, name), seconds in sound.items()
+    report.figures["http_over_shm"] = {
+        name: {
+            **{f"p{q}": _quantile(text["http", name], q) / _quantile(taken, q) for q in (50, 99)},
+            "of_client_cpu": mean(text["http", name].cpu_seconds) / mean(taken.cpu_seconds),
+        }
+        for (side, name), taken in text.items()
+        if side == "shm"
+    }
+    report.figures["audio"] = {f"{name}, {side}": _flow(taken, name) for (side, name), taken in audio.items()}
+    report.figures["client_cpu_ms"] = {
+        f"{name}, {side}": 1000 * mean(taken.cpu_seconds) for (side, name), taken in (text | audio).items()
     }
     return finish(report, options)
 
 
+@dataclass
+class Taken:
+    """What one kind of call takes, round by round. ``size``: of each, tokens or seconds of audio."""
+
+    size: float = 0.0
+    seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+    """Of the calling process."""
+
+
 def _rounds(
     calls: dict[tuple[str, str], Call], warm_up: int, rounds: int, done: Callable[[], Any]
-) -> tuple[dict[tuple[str, str], list[float]], dict[tuple[str, str], float]]:
-    """Seconds of each call in each round, and the size of each.
+) -> dict[tuple[str, str], Taken]:
+    """What each call takes.
 
     One kind of call after the other, and of each kind the two ways in turns, there and back: what disturbs the machine
     for a while hits both alike, and neither always follows a call that left the caches and processors otherwise.
     """
-    seconds: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
-    sizes: dict[tuple[str, str], float] = {}
+    measured = {key: Taken() for key in calls}
     for name in dict.fromkeys(name for _, name in calls):
         for number in range(warm_up + rounds):
             for side in _SIDES if number % 2 == 0 else reversed(_SIDES):
-                start = time.perf_counter()
+                taken = measured[side, name]
+                cpu, start = time.process_time(), time.perf_counter()
                 size = calls[side, name]()
+                seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
                 if number >= warm_up:
-                    seconds[side, name].append(time.perf_counter() - start)
-                if sizes.setdefault((side, name), size) != size:
-                    raise BenchError(f"{name}, {side}: {size:g} instead of {sizes[side, name]:g}")
+                    taken.seconds.append(seconds)
+                    taken.cpu_seconds.append(cpu_seconds)
+                if number == 0:
+                    taken.size = size
+                elif size != taken.size:
+                    raise BenchError(f"{name}, {side}: {size:g} instead of {taken.size:g}")
             done()
-        if sizes["shm", name] != sizes["http", name]:
-            raise BenchError(f"{name}: {sizes['shm', name]:g} over shared memory, {sizes['http', name]:g} over HTTP")
-    return seconds, sizes
+        web, shm = (measured[side, name].size for side in _SIDES)
+        if web != shm:
+            raise BenchError(f"{name}: {shm:g} over shared memory, {web:g} over HTTP")
+    return measured
 
 
-def _ratios(times: dict[tuple[str, str], list[float]], name: str) -> dict[str, float]:
-    web, shm = sorted(times["http", name]), sorted(times["shm", name])
-    return {f"p{q}": percentile(web, q) / percentile(shm, q) for q in (50, 99)}
+def _quantile(taken: Taken, q: int) -> float:
+    return percentile(sorted(taken.seconds), q)
 
 
-def _flow(seconds: list[float], audio_seconds: float, name: str) -> dict[str, float]:
+def _flow(taken: Taken, name: str) -> dict[str, float]:
     # The median round: one that a busy machine stretched tells nothing about the way.
-    rate = audio_seconds / percentile(sorted(seconds), 50)
-    hertz = _HEARD_RATE if name == "in" else _SPOKEN_RATE
+    rate = taken.size / _quantile(taken, 50)
+    hertz = _SPOKEN_RATE if name == "out" else _HEARD_RATE
     return {"audio_s_per_s": rate, "mib_per_s": rate * hertz * 4 / MIB}
 
 
@@ -140,17 +166,52 @@ def _answers(client: Client, web: Http, tokens: int) -> dict[tuple[str, str], Ca
         ask = web.streamed if stream else web.whole
         return lambda: float(ask("/v1/completions", data)["usage"]["completion_tokens"])
 
+    def models_over_http() -> float:
+        return float(len(web.whole("/v1/models")["data"]))
+
     kinds = [("1 token", 1, False), (f"{tokens} tokens", tokens, False), (f"{tokens} tokens, streamed", tokens, True)]
-    return {
-        (side, name): make(count, stream)
-        for name, count, stream in kinds
-        for side, make in (("http", over_http), ("shm", over_shm))
+    calls: dict[tuple[str, str], Call] = {
+        ("http", "list of models"): models_over_http,
+        ("shm", "list of models"): lambda: float(len(client.models())),
     }
+    for name, count, stream in kinds:
+        calls |= {("http", name): over_http(count, stream), ("shm", name): over_shm(count, stream)}
+    return calls
+
+
+def _noise(seconds: float) -> np.ndarray:
+    return np.random.default_rng(0).uniform(-0.5, 0.5, round(seconds * _HEARD_RATE)).astype(np.float32)
+
+
+def _hearing(pcm: np.ndarray, language: str) -> bytes:
+    return _form({"model": _EARS, "language": language, "response_format": "verbose_json"}, _wav(pcm))
+
+
+def _upload(client: Client, web: Http, seconds: float) -> dict[tuple[str, str], Call]:
+    """The way in alone: parameters are checked when all of a recording has come, before any of it is heard."""
+    from denizen.shm import BadRequest
+
+    pcm = _noise(seconds)
+    form = _hearing(pcm, _NO_LANGUAGE)
+
+    def over_http() -> float:
+        web.post("/v1/audio/transcriptions", form, _FORM_TYPE, expected=400).read()
+        return seconds
+
+    def over_shm() -> float:
+        try:
+            client.transcribe(pcm, _HEARD_RATE, model=_EARS, language=_NO_LANGUAGE)
+        except BadRequest:
+            return seconds
+        raise BenchError(f"the language '{_NO_LANGUAGE}' was not refused")
+
+    name = f"{seconds:g} s of sound, refused"
+    return {("http", name): over_http, ("shm", name): over_shm}
 
 
 def _audio(client: Client, web: Http, seconds: float) -> dict[tuple[str, str], Call]:
-    pcm = np.random.default_rng(0).uniform(-0.5, 0.5, round(seconds * _HEARD_RATE)).astype(np.float32)
-    form = _form({"model": _EARS, "language": "en", "response_format": "verbose_json"}, _wav(pcm))
+    pcm = _noise(seconds)
+    form = _hearing(pcm, "en")
     # The stub speaks 80 ms for each byte; its context bounds the text.
     text = "a" * min(2000, max(1, round(seconds / 0.08)))
     spoken = json.dumps({"model": _VOICE, "input": text, "voice": "low", "response_format": "pcm"}).encode()
@@ -176,14 +237,17 @@ class Http:
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
 
-    def post(self, path: str, body: bytes, content_type: str = "application/json") -> http.client.HTTPResponse:
-        self._connection.request("POST", path, body, {"Content-Type": content_type})
+    def post(
+        self, path: str, body: bytes | None, content_type: str = "application/json", expected: int = 200
+    ) -> http.client.HTTPResponse:
+        """GET where there is no body."""
+        self._connection.request("GET" if body is None else "POST", path, body, {"Content-Type": content_type})
         response = self._connection.getresponse()
-        if response.status != 200:
+        if response.status != expected:
             raise BenchError(f"{path} answered {response.status}: {response.read()[:300].decode(errors='replace')}")
         return response
 
-    def whole(self, path: str, body: bytes, content_type: str = "application/json") -> dict[str, Any]:
+    def whole(self, path: str, body: bytes | None = None, content_type: str = "application/json") -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(self.post(path, body, content_type).read())
         return answer
 

@@ -232,12 +232,29 @@ class Invitation:
         """Tell the front end why this client cannot attach, and hang up."""
 
 class ClientArena:
-    """A client's end of a pair. A native thread beats, and watches for the front end's death, as long as it is open."""
+    """A client's end of a pair. A native thread beats, and watches for the front end's death, as long as it is open.
+
+    Messages are sorted by the call (request) that they belong to. Call 0 has those that belong to none.
+    """
+
+    @staticmethod
+    def inherited(fd: int) -> ClientArena:
+        """A client's end over the socket of a :class:`HostArena`, as :meth:`Arena.attach` a worker's; for tests."""
 
     @property
     def part_bytes(self) -> int:
         """Longest attachment that leaves room for other messages: 256 KiB, or 2 MiB for a client with audio."""
 
+    @property
+    def gone(self) -> bool:
+        """Whether the front end has gone; what it published before can still be taken."""
+
+    @property
+    def inside(self) -> int:
+        """Threads that wait in here: none must when the interpreter ends."""
+
+    @property
+    def open_calls(self) -> int: ...
     def send(self, envelope: bytes, attachment: Buffer | None = None, timeout_ms: int = 0) -> None:
         """Publish one message and wake the front end if it sleeps.
 
@@ -245,15 +262,44 @@ class ClientArena:
         send meanwhile. Raises as :meth:`Arena.send`, ArenaFull and SlabFull when that time is over.
         """
 
-    def recv(self, max_messages: int = 256, timeout_ms: int = -1) -> list[tuple[bytes, bytes | None]]:
-        """As :meth:`Arena.recv`; sleeps on the semaphore."""
+    def open(self, call: int, limit: int) -> None:
+        """From now on keep what comes for `call`; with more than `limit` bytes left unread it is cancelled.
 
-    def wake(self) -> None:
-        """As :meth:`Arena.wake`."""
+        What comes for calls that are not open is dropped. Raises ArenaClosed.
+        """
+
+    def take(self, call: int, timeout_ms: int = -1) -> list[tuple[bytes, bytes | None]] | None:
+        """What has come for `call`, in order; waits for something. None if more than the call's limit was left unread.
+
+        Empty at the end of `timeout_ms`, and if the call is not open. Of the threads that wait in here, one receives
+        for all. The GIL is released; signals are handled. Raises PeerGone once everything before has been taken,
+        CorruptArena, ArenaClosed.
+        """
+
+    def collect(self, call: int) -> list[tuple[bytes, bytes | None]] | None:
+        """The same without looking into the arena: what others have received. Raises nothing."""
+
+    def announce(self) -> None:
+        """From now on :meth:`arrivals` will be told of what comes."""
+
+    def arrivals(self, timeout_ms: int = -1) -> list[int]:
+        """Receive until something has come, and return the calls that it came for. Raises as :meth:`take`.
+
+        For one thread, which tells those that :meth:`collect`.
+        """
+
+    def close_call(self, call: int) -> None:
+        """Its terminal has come: drop what still comes for it."""
+
+    def cancel(self, call: int) -> None:
+        """The same, and tell the front end. Takes no lock that Python code may hold; does nothing in a forked child."""
+
+    def recv(self, max_messages: int = 256, timeout_ms: int = -1) -> list[tuple[bytes, bytes | None]]:
+        """As :meth:`Arena.recv`; sleeps on the semaphore. For programs that sort by themselves, and open no calls."""
 
     def stats(self) -> Stats: ...
     def close(self) -> None:
-        """Publish nothing more, and let the front end see the end of file. A blocked ``recv`` raises ArenaClosed."""
+        """Publish nothing more, and let the front end see the end of file. Whoever waits gets ArenaClosed."""
 
     def __enter__(self) -> Self: ...
     def __exit__(

@@ -7,7 +7,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from denizen.shm import requests
-from denizen.shm.aio import AsyncSpeech, AsyncStream, wait
+from denizen.shm.aio import AsyncSpeech, AsyncStream, LoopConnection
 from denizen.shm.deadline import Deadline
 from denizen.shm.errors import ClientClosed
 from denizen.shm.opening import connect
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     import numpy as np
     import numpy.typing as npt
-    from denizen.shm.connection import Connection
     from denizen.shm.parameters import GenerateParameters, SpeakParameters, TokenizeParameters, TranscribeParameters
     from denizen.shm.requests import Audio, Message, Prompt
     from denizen.shm.results import Chunk, Completion, Limits, Model, Tokens, Transcript, TranscriptChunk
@@ -47,7 +46,7 @@ class AsyncClient:
         Deadline(timeout)
         self._timeout = timeout
         self._where = (name, path, audio, connect_timeout)
-        self._opened: Connection | None = None
+        self._opened: LoopConnection | None = None
         self._models: tuple[Model, ...] = ()
 
     async def connect(self) -> Self:
@@ -55,16 +54,16 @@ class AsyncClient:
         if self._opened is None:
             connection = await asyncio.to_thread(connect, *self._where)
             if self._opened is not None:  # two tasks at once
-                connection.close_soon()
+                connection.close()
                 return self
-            self._opened = connection
+            self._opened = LoopConnection(connection)
             self._models = connection.models
             # A client that is dropped without `close` ends its connection all the same.
-            weakref.finalize(self, connection.close_soon).atexit = False
+            weakref.finalize(self, connection.close).atexit = False
         return self
 
     @property
-    def _connection(self) -> Connection:
+    def _connection(self) -> LoopConnection:
         if self._opened is None:
             raise ClientClosed(
                 "the client is not connected: use `async with AsyncClient(…) as client`, or await connect()"
@@ -112,7 +111,7 @@ class AsyncClient:
         request = requests.generate(prompt, messages, stream, body)
         if stream:
             return await AsyncStream(self, self._connection, request, deadline)._begin()
-        return await wait(self._connection, request, deadline)
+        return await self._connection.wait(request, deadline)
 
     @overload
     async def transcribe(
@@ -160,7 +159,7 @@ class AsyncClient:
         request = await asyncio.to_thread(requests.transcribe, pcm, rate, translate, stream, body)
         if stream:
             return await AsyncStream(self, self._connection, request, deadline)._begin()
-        return await wait(self._connection, request, deadline)
+        return await self._connection.wait(request, deadline)
 
     async def speak(
         self,
@@ -187,7 +186,7 @@ class AsyncClient:
         """Token ids of a text or of a conversation."""
         deadline = self._deadline(timeout)
         body = await self._body("text", model, parameters, deadline)
-        return await wait(self._connection, requests.tokenize(prompt, messages, body), deadline)
+        return await self._connection.wait(requests.tokenize(prompt, messages, body), deadline)
 
     async def detokenize(
         self,
@@ -199,26 +198,26 @@ class AsyncClient:
         """The text of token ids, special tokens shown."""
         deadline = self._deadline(timeout)
         body = await self._body("text", model, {}, deadline)
-        return await wait(self._connection, requests.detokenize(tokens, body), deadline)
+        return await self._connection.wait(requests.detokenize(tokens, body), deadline)
 
     async def models(self, *, timeout: float | EllipsisType | None = ...) -> tuple[Model, ...]:
         """What the server offers now."""
-        self._models = await wait(self._connection, requests.models(), self._deadline(timeout))
+        self._models = await self._connection.wait(requests.models(), self._deadline(timeout))
         return self._models
 
     @property
     def limits(self) -> Limits:
         """The server's."""
-        return self._connection.limits
+        return self._connection.connection.limits
 
     @property
     def server_version(self) -> str:
-        return self._connection.server_version
+        return self._connection.connection.server_version
 
     @property
     def closed(self) -> bool:
         """Whether the connection has ended, from whichever side."""
-        return self._connection.closed
+        return self._connection.connection.closed
 
     async def close(self) -> None:
         """Ends all open calls with ClientClosed. More than once does no harm."""
@@ -242,6 +241,6 @@ class AsyncClient:
         """The parameters with the model's name."""
         if model is None:
             if not any(known.kind == kind for known in self._models):  # connected while the server was still loading
-                self._models = await wait(self._connection, requests.models(), deadline)
+                self._models = await self._connection.wait(requests.models(), deadline)
             model = requests.only_model(self._models, kind)
         return {"model": model, **parameters}

@@ -55,7 +55,7 @@ class Client:
         self._connection = connect(name, path, audio, connect_timeout)
         self._models = self._connection.models
         # A client that is dropped without `close` ends its connection all the same.
-        weakref.finalize(self, self._connection.close_soon).atexit = False
+        weakref.finalize(self, self._connection.close).atexit = False
 
     @overload
     def generate(

@@ -1,11 +1,11 @@
-"""A connection to the front end: one reader thread, and the calls that wait for it.
+"""A connection to the front end, and the calls that wait for it.
 
-Any thread may begin a call and cancel one. Answers are taken out of the arena by one thread a connection, which hands
-each to its call's mailbox; so a slow reader holds up no other call, and what it has not read lies in its own mailbox,
-up to `MAILBOX_BYTES`.
+Any thread may begin a call, take what has come for it, and cancel it. The extension sorts what comes by call
+(`shm/src/inbox.rs`): of the threads that wait, one receives for all, so that no other thread stands between a caller and
+its answer. What a call leaves unread lies in its box, up to `UNREAD_BYTES`, and holds up no other.
 
 What runs when the garbage collector pleases (`__del__`, finalizers) may interrupt any line here, in any thread. It
-therefore takes no lock: it appends to a deque and wakes the reader, which does the rest.
+therefore takes no lock of Python's.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ import atexit
 import contextlib
 import itertools
 import os
-import threading
 import time
 import weakref
-from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -37,16 +35,17 @@ from denizen.shm.errors import (
 from denizen.shm.results import Limits, Model
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from typing_extensions import Buffer
 
 #: Bytes of output that a call may leave unread: eleven minutes of speech at 24 kHz.
-MAILBOX_BYTES = 64 << 20
-_BATCH = 256
-_RETRY_MS = 1
-_NO_MESSAGES: list[tuple[bytes, bytes | None]] = []
+UNREAD_BYTES = 64 << 20
+#: The box of what belongs to no call: WELCOME and BYE.
+_NO_CALL = 0
+_EXIT_SECONDS = 5.0
 
-#: What a mailbox holds: what has come for the call, or the error that ends it.
-Item = wire.Envelope | DenizenError
+Messages = list[tuple[bytes, bytes | None]]
 
 
 class ArenaEnd(Protocol):
@@ -54,47 +53,99 @@ class ArenaEnd(Protocol):
 
     @property
     def part_bytes(self) -> int: ...
+    @property
+    def gone(self) -> bool: ...
+    @property
+    def inside(self) -> int: ...
     def send(self, envelope: bytes, attachment: Buffer | None = None, timeout_ms: int = 0) -> None: ...
-    def recv(self, max_messages: int = 256, timeout_ms: int = -1) -> list[tuple[bytes, bytes | None]]: ...
-    def wake(self) -> None: ...
+    def open(self, call: int, limit: int) -> None: ...
+    def take(self, call: int, timeout_ms: int = -1) -> Messages | None: ...
+    def collect(self, call: int) -> Messages | None: ...
+    def announce(self) -> None: ...
+    def arrivals(self, timeout_ms: int = -1) -> list[int]: ...
+    def close_call(self, call: int) -> None: ...
+    def cancel(self, call: int) -> None: ...
     def close(self) -> None: ...
 
 
-class Mailbox(ABC):
-    """Where the reader thread leaves what comes for a call.
-
-    Each count has one writing thread, so that neither needs a lock.
-    """
-
-    def __init__(self) -> None:
-        self.received = 0
-        """Bytes put; the reader thread's."""
-        self.taken = 0
-        """Bytes taken out; the call's."""
-
-    @abstractmethod
-    def put(self, item: Item) -> None:
-        """Called by the reader thread. Raises RuntimeError if nobody can read it any more."""
-
-
 class Call:
-    """An open request. It ends with a terminal or an error in its mailbox, or with `cancel`."""
+    """An open request, until its terminal or an error has been taken, or `cancel`."""
 
-    __slots__ = ("cancelled", "connection", "mailbox", "part_total", "parts", "request")
+    __slots__ = ("_connection", "_messages", "_open", "_part_bytes", "_parts", "cancelled", "request")
 
-    def __init__(self, connection: Connection, request: int, mailbox: Mailbox) -> None:
-        self.connection = connection
+    def __init__(self, connection: Connection, request: int) -> None:
         self.request = request
-        self.mailbox = mailbox
-        self.parts: list[bytes] = []
-        """Of a result that comes in parts; the reader thread's."""
-        self.part_total = 0
         self.cancelled = False
+        self._connection = connection
+        self._messages: deque[tuple[bytes, bytes | None]] = deque()
+        self._open = True
+        self._parts: list[bytes] = []
+        """Of a result that comes in parts."""
+        self._part_bytes = 0
+
+    def ready(self) -> wire.Envelope | None:
+        """The next CHUNK or RESULT of those that have been received. Raises the error that ended the call."""
+        while self._messages:
+            envelope = self._read(*self._messages.popleft())
+            if envelope is not None:
+                return envelope
+        return None
+
+    def take(self, wait_ms: int) -> wire.Envelope | None:
+        """The next CHUNK or RESULT; None if there is none within `wait_ms`. Raises the error that ended the call."""
+        while True:
+            envelope = self.ready()
+            if envelope is not None:
+                return envelope
+            fresh = self._connection.messages(self.request, wait_ms)
+            if not fresh:
+                if self.cancelled:
+                    raise DenizenError("the call was cancelled, by another thread, while this one waited for it")
+                return None
+            self._messages.extend(fresh)
+
+    def answered(self) -> bool:
+        """Whether something has come, before all of the call was sent: it has failed, and needs no more."""
+        if not self._messages:
+            self._messages.extend(self._connection.messages(self.request, 0))
+        return bool(self._messages)
 
     def cancel(self) -> None:
         """Ends it at the server, unless it has ended. May be called from anywhere, any number of times."""
-        self.cancelled = True
-        self.connection.cancel(self.request)
+        if self._open:
+            self._open = False
+            self.cancelled = True
+            self._connection.cancel(self.request)
+
+    def _read(self, data: bytes, attachment: bytes | None) -> wire.Envelope | None:
+        try:
+            envelope = wire.decode(data, attachment)
+            if envelope is None:
+                return None
+            match envelope.kind:
+                case wire.Kind.CHUNK:
+                    return envelope
+                case wire.Kind.PART:
+                    self._parts.append(attachment or b"")
+                    self._part_bytes += len(attachment or b"")
+                    if self._part_bytes > wire.MAX_BYTES:
+                        raise wire.ProtocolError(f"the server sent a result of more than {wire.MAX_BYTES} bytes")
+                case wire.Kind.RESULT:
+                    self._end()
+                    if self._parts:
+                        whole = b"".join([*self._parts, attachment or b""])
+                        return wire.Envelope(envelope.kind, envelope.request, envelope.body, whole)
+                    return envelope
+                case wire.Kind.FAILED:
+                    self._end()
+                    raise _failure(envelope.body)
+        except wire.ProtocolError as error:
+            raise self._connection.give_up(error) from None
+        return None
+
+    def _end(self) -> None:
+        self._open = False
+        self._connection.end(self.request)
 
 
 class Connection:
@@ -109,42 +160,36 @@ class Connection:
         self._pid = os.getpid()
         self._ids = itertools.count(1)
         self._sequence = itertools.count()
-        self._calls: dict[int, Call] = {}
-        self._cancels: deque[int] = deque()
-        self._closing = False
-        self._farewell = ""
+        self._announced = False
         self._error: DenizenError | None = None
-        self._lock = threading.Lock()
-        """No call is entered into the table after the error that ends them all."""
+        """Why it has ended, where this side has seen that."""
+        arena.open(_NO_CALL, UNREAD_BYTES)
         try:
-            early = self._welcome(deadline)
+            self._welcome(deadline)
         except BaseException:
             arena.close()
             raise
-        self._thread = threading.Thread(target=self._read, args=(early,), name="denizen.shm reader", daemon=True)
-        self._thread.start()
         _open.add(self)
 
     # --- calls ---
 
-    def begin(self, mailbox: Mailbox) -> Call:
+    def begin(self) -> Call:
         """A new call, whose messages still have to be sent. Raises Forked, ClientClosed, ServerGone."""
         self.check()
-        with self._lock:
-            if self._error is not None:
-                raise _again(self._error)
-            call = Call(self, next(self._ids), mailbox)
-            self._calls[call.request] = call
+        if self._error is not None:
+            raise _again(self._error)
+        call = Call(self, next(self._ids))
+        try:
+            self._arena.open(call.request, UNREAD_BYTES)
+        except ArenaError as error:
+            raise self._ended(error) from None
         return call
 
     def send(self, call: Call, message: wire.Message, wait_ms: int) -> bool:
         """Sends one of a call's messages; False if there was no room for it within `wait_ms`.
 
-        A call that has ended meanwhile needs no more of them: nothing is sent then. Raises BadRequest for a message
-        that could never be sent.
+        Raises BadRequest for a message that could never be sent.
         """
-        if call.request not in self._calls:
-            return True
         try:
             self._send(message, call.request, wait_ms)
         except (SlabFull, ArenaFull):
@@ -152,17 +197,48 @@ class Connection:
         except MessageTooLarge as error:
             raise bad_request("body", f"the request does not fit the shared memory: {error}") from None
         except (PeerGone, ArenaClosed):
-            pass  # the reader thread sees the same, and tells all calls what has happened
+            pass  # whoever waits for the answer learns what has happened
         if call.cancelled:  # by another thread, while this one was about to send: that CANCEL came too early
-            self._cancels.append(call.request)
-            self._wake()
+            self._arena.cancel(call.request)
         return True
 
+    def messages(self, request: int, wait_ms: int) -> Messages:
+        """What has come for a call; waits for it, where no thread announces it. None at the end of that time, or of the
+        call.
+
+        Raises SlowReader, ServerGone, ClientClosed.
+        """
+        try:
+            found = self._arena.collect(request) if self._announced else self._arena.take(request, wait_ms)
+        except ArenaError as error:
+            raise self._ended(error) from None
+        if found is None:
+            raise _slow()
+        if self._announced and not found and self._error is not None:
+            raise _again(self._error)
+        return found
+
+    def announce(self) -> None:
+        """From now on no thread waits for a call, but one is in :meth:`arrivals`."""
+        self._announced = True
+        self._arena.announce()
+
+    def arrivals(self, tell: Callable[[int], None]) -> None:
+        """Calls `tell` with each call that something has come for, until the connection ends."""
+        try:
+            while True:
+                for request in self._arena.arrivals():
+                    tell(request)
+        except ArenaError as error:
+            self._ended(error)
+
+    def end(self, request: int) -> None:
+        """After the terminal of a call."""
+        self._arena.close_call(request)
+
     def cancel(self, request: int) -> None:
-        """May run in a finalizer: no locks. Nothing happens in a forked child, or after the call's end."""
-        if os.getpid() == self._pid and self._calls.pop(request, None) is not None:
-            self._cancels.append(request)
-            self._wake()
+        """May run in a finalizer. Nothing happens in a forked child."""
+        self._arena.cancel(request)
 
     def check(self) -> None:
         """Raises Forked in a child of the process that connected."""
@@ -175,37 +251,66 @@ class Connection:
     # --- the end ---
 
     def close(self) -> None:
-        """Ends all calls with ClientClosed, says goodbye, and waits for the reader thread to end."""
+        """Ends all calls with ClientClosed, and says goodbye. May run in a finalizer."""
         if os.getpid() != self._pid:
             return
-        self.close_soon()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        if self._error is None:
+            self._error = ClientClosed("the client was closed")
+            with contextlib.suppress(ArenaError):
+                self._send(wire.Message(wire.Kind.BYE, wire.EMPTY), 0)
+        self._arena.close()
 
-    def close_soon(self) -> None:
-        """The same without waiting. May run in a finalizer."""
-        self._closing = True
-        if os.getpid() == self._pid:
-            self._wake()
+    def give_up(self, fault: DenizenError) -> DenizenError:
+        """Ends it for a fault of the server's; the error for whoever has seen it."""
+        if self._error is None:
+            self._error = ServerGone(f"the connection was given up: {fault}")
+        self._arena.close()
+        return _again(self._error)
 
     @property
     def closed(self) -> bool:
         """Whether it has ended, from whichever side."""
-        return self._error is not None
+        return self._error is not None or self._arena.gone
 
-    # --- the reader thread ---
+    def leave(self, deadline: float) -> None:
+        """Closes it and waits until no thread is in the extension, where none must be when the interpreter goes."""
+        self.close()
+        while self._arena.inside and time.monotonic() < deadline:
+            time.sleep(0.001)
 
-    def _welcome(self, deadline: float) -> list[tuple[bytes, bytes | None]]:
-        """Waits for the server's first envelope; returns what came behind it."""
-        messages = _NO_MESSAGES
-        while not messages:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise ConnectError("the server took the connection and then said nothing: is it stopped?")
-            try:
-                messages = self._arena.recv(_BATCH, max(1, int(left * 1000)))
-            except ArenaError as error:
-                raise ConnectError(f"the server broke the connection: {error}") from None
+    def _ended(self, error: ArenaError) -> DenizenError:
+        """What an error of the arena's means for the calls: all of them end."""
+        if self._error is None:
+            if isinstance(error, PeerGone):
+                self._error = ServerGone(
+                    f"the server has gone ({self._farewell() or error}); connect again when it is back"
+                )
+            elif isinstance(error, ArenaClosed):
+                self._error = ClientClosed("the client was closed")
+            else:
+                return self.give_up(DenizenError(str(error)))
+        return _again(self._error)
+
+    def _farewell(self) -> str:
+        """Why the server says that it goes."""
+        for data, attachment in self._arena.collect(_NO_CALL) or ():
+            with contextlib.suppress(wire.ProtocolError):
+                envelope = wire.decode(data, attachment)
+                if envelope is not None and envelope.kind is wire.Kind.BYE:
+                    return _why(envelope.body)
+        return ""
+
+    # --- small parts ---
+
+    def _welcome(self, deadline: float) -> None:
+        """Waits for the server's first envelope."""
+        left = deadline - time.monotonic()
+        try:
+            messages = self._arena.take(_NO_CALL, max(1, int(left * 1000)))
+        except ArenaError as error:
+            raise ConnectError(f"the server broke the connection: {error}") from None
+        if not messages:
+            raise ConnectError("the server took the connection and then said nothing: is it stopped?")
         try:
             first = wire.decode(*messages[0])
             if first is not None and first.kind is wire.Kind.BYE:
@@ -217,107 +322,9 @@ class Connection:
             self.limits = Limits.read(first.body.get("limits") or {})
         except (wire.ProtocolError, LookupError, TypeError, AttributeError) as error:
             raise ConnectError(f"the server's WELCOME cannot be read: {error}") from None
-        return messages[1:]
-
-    def _read(self, messages: list[tuple[bytes, bytes | None]]) -> None:
-        error: DenizenError
-        try:
-            while not self._closing:
-                for data, attachment in messages:
-                    self._dispatch(data, attachment)
-                messages = _NO_MESSAGES
-                waiting = self._send_cancels()
-                messages = self._arena.recv(_BATCH, _RETRY_MS if waiting else -1)
-            error = ClientClosed("the client was closed")
-        except PeerGone as gone:
-            error = ServerGone(f"the server has gone ({self._farewell or gone}); connect again when it is back")
-        except ArenaClosed:
-            error = ClientClosed("the client was closed")
-        except (ArenaError, wire.ProtocolError) as fault:
-            error = ServerGone(f"the connection was given up: {fault}")
-        except BaseException as fault:  # a fault of this package: no call may wait for ever because of it
-            error = ServerGone(f"the client's reader thread failed: {type(fault).__name__}: {fault}")
-        self._end(error)
-
-    def _dispatch(self, data: bytes, attachment: bytes | None) -> None:
-        envelope = wire.decode(data, attachment)
-        if envelope is None:
-            return
-        # Calls that were cancelled have left the table: what still comes for them is dropped.
-        match envelope.kind:
-            case wire.Kind.CHUNK:
-                if (call := self._calls.get(envelope.request)) is not None:
-                    self._deliver(call, envelope)
-            case wire.Kind.PART:
-                if (call := self._calls.get(envelope.request)) is not None:
-                    call.parts.append(attachment or b"")
-                    call.part_total += len(attachment or b"")
-                    if call.part_total > wire.MAX_BYTES:
-                        raise wire.ProtocolError(f"the server sent a result of more than {wire.MAX_BYTES} bytes")
-            case wire.Kind.RESULT:
-                if (call := self._calls.pop(envelope.request, None)) is not None:
-                    if call.parts:
-                        whole = b"".join([*call.parts, attachment or b""])
-                        envelope = wire.Envelope(envelope.kind, envelope.request, envelope.body, whole)
-                    # Nothing follows a result, so it is no sign of a slow reader.
-                    self._put(call, envelope)
-            case wire.Kind.FAILED:
-                if (call := self._calls.pop(envelope.request, None)) is not None:
-                    self._put(call, _failure(envelope.body))
-            case wire.Kind.BYE:
-                self._farewell = _why(envelope.body)
-
-    def _deliver(self, call: Call, envelope: wire.Envelope) -> None:
-        mailbox = call.mailbox
-        mailbox.received += envelope.size
-        if mailbox.received - mailbox.taken <= MAILBOX_BYTES:
-            self._put(call, envelope)
-            return
-        call.cancel()
-        error = SlowReader(
-            f"{MAILBOX_BYTES >> 20} MiB of this call's output were left unread, so it was cancelled; "
-            "take the items as they come",
-            status=408,
-            param="stream",
-            code="slow_client",
-        )
-        self._put(call, error)
-
-    def _put(self, call: Call, item: Item) -> None:
-        try:
-            call.mailbox.put(item)
-        except RuntimeError:  # an event loop that has been closed
-            call.cancel()
-
-    def _send_cancels(self) -> bool:
-        """Sends what is due; whether some had no room."""
-        while self._cancels:
-            try:
-                self._send(wire.Message(wire.Kind.CANCEL, wire.EMPTY), self._cancels[0])
-            except (SlabFull, ArenaFull):
-                return True
-            self._cancels.popleft()
-        return False
-
-    def _end(self, error: DenizenError) -> None:
-        if self._closing:
-            with contextlib.suppress(ArenaError):
-                self._send(wire.Message(wire.Kind.BYE, wire.EMPTY), 0)
-        self._arena.close()
-        with self._lock:
-            self._error = error
-            calls, self._calls = self._calls, {}
-        for call in calls.values():
-            self._put(call, _again(error))
-
-    # --- small parts ---
 
     def _send(self, message: wire.Message, request: int, wait_ms: int = 0) -> None:
         self._arena.send(wire.envelope(message, request, next(self._sequence)), message.attachment, wait_ms)
-
-    def _wake(self) -> None:
-        with contextlib.suppress(ArenaError):  # closed: the reader has ended
-            self._arena.wake()
 
 
 def _why(body: wire.Body) -> str:
@@ -339,6 +346,16 @@ def _failure(body: wire.Body) -> RequestError:
     )
 
 
+def _slow() -> SlowReader:
+    return SlowReader(
+        f"{UNREAD_BYTES >> 20} MiB of this call's output were left unread, so it was cancelled; "
+        "take the items as they come",
+        status=408,
+        param="stream",
+        code="slow_client",
+    )
+
+
 def _again(error: DenizenError) -> DenizenError:
     """The same error as a fresh object: raised in several threads, one would collect all their tracebacks."""
     return type(error)(*error.args)
@@ -348,7 +365,7 @@ _open: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
 @atexit.register
-def _close_all() -> None:
-    """A reader thread inside the extension must not outlive the interpreter."""
+def _leave_all() -> None:
+    deadline = time.monotonic() + _EXIT_SECONDS
     for connection in list(_open):
-        connection.close()
+        connection.leave(deadline)

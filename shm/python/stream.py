@@ -1,20 +1,18 @@
-"""Answers that a thread waits for: a mailbox that blocks, and the iterator over what comes."""
+"""Answers that a thread waits for, whole or in pieces."""
 
 from __future__ import annotations
 
-import contextlib
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from denizen.shm import wire
-from denizen.shm.connection import Call, Connection, Item, Mailbox
-from denizen.shm.errors import DenizenError
+from denizen.shm.errors import DenizenError, Timeout
 from denizen.shm.pcm import Pcm
 from denizen.shm.results import Spoken
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from denizen.shm.connection import Call, Connection
     from denizen.shm.deadline import Deadline
     from denizen.shm.requests import Request, Voice
 
@@ -23,43 +21,18 @@ R = TypeVar("R")
 
 #: How long one attempt to send waits for room. In between it is seen whether the call has ended.
 _ATTEMPT_MS = 100
-#: How long one wait for an answer lasts: Ctrl-C in the moment before a wait would only be seen at its end.
-_SLICE_MS = 1000
+#: How long one wait for an answer lasts.
+_SLICE_MS = 60_000
 
 
-class BlockingMailbox(Mailbox):
-    def __init__(self) -> None:
-        super().__init__()
-        self._items: SimpleQueue[Item] = SimpleQueue()
-
-    def put(self, item: Item) -> None:
-        self._items.put(item)
-
-    def take(self, deadline: Deadline) -> wire.Envelope:
-        """The next envelope. Raises the error that ended the call."""
-        try:
-            # What is here already is handed out even where the time is over.
-            item = self._items.get_nowait()
-        except Empty:
-            item = self._wait(deadline)
-        if isinstance(item, DenizenError):
-            raise item
-        self.taken += item.size
-        return item
-
-    def _wait(self, deadline: Deadline) -> Item:
-        while True:
-            left = deadline.left_ms(_SLICE_MS)
-            with contextlib.suppress(Empty):
-                return self._items.get(timeout=left / 1000)
-
-
-def begin(connection: Connection, request: Request[C, R], deadline: Deadline, mailbox: Mailbox) -> Call:
+def begin(connection: Connection, request: Request[C, R], deadline: Deadline) -> Call:
     """Sends a request, waiting for room in the shared memory if need be."""
     messages = request.messages(connection.part_bytes)
-    call = connection.begin(mailbox)
+    call = connection.begin()
     try:
         for message in messages:
+            if message.kind is wire.Kind.PART and call.answered():
+                break
             while not connection.send(call, message, deadline.left_ms(_ATTEMPT_MS)):
                 pass
     except BaseException:
@@ -68,12 +41,27 @@ def begin(connection: Connection, request: Request[C, R], deadline: Deadline, ma
     return call
 
 
+def take(call: Call, deadline: Deadline) -> wire.Envelope:
+    """The next envelope. Raises the error that ended the call."""
+    envelope = call.ready()
+    while envelope is None:
+        try:
+            wait_ms = deadline.left_ms(_SLICE_MS)
+        except Timeout:
+            # What is here already is handed out even where the time is over.
+            envelope = call.take(0)
+            if envelope is None:
+                raise
+        else:
+            envelope = call.take(wait_ms)
+    return envelope
+
+
 def wait(connection: Connection, request: Request[C, R], deadline: Deadline) -> R:
     """The result of a request that is answered as a whole. An exception meanwhile (Ctrl-C too) cancels it."""
-    mailbox = BlockingMailbox()
-    call = begin(connection, request, deadline, mailbox)
+    call = begin(connection, request, deadline)
     try:
-        while (envelope := mailbox.take(deadline)).kind is not wire.Kind.RESULT:
+        while (envelope := take(call, deadline)).kind is not wire.Kind.RESULT:
             pass
         return request.read_result(envelope)
     except BaseException:
@@ -96,9 +84,8 @@ class Stream(Generic[C, R]):
         self._connection = connection
         self._request = request
         self._deadline = deadline
-        self._mailbox = BlockingMailbox()
         self._result: R | None = None
-        self._call = begin(connection, request, deadline, self._mailbox)
+        self._call = begin(connection, request, deadline)
 
     def __iter__(self) -> Self:
         return self
@@ -107,7 +94,7 @@ class Stream(Generic[C, R]):
         self._connection.check()
         while self._call is not None:
             try:
-                envelope = self._mailbox.take(self._deadline)
+                envelope = take(self._call, self._deadline)
                 if envelope.kind is wire.Kind.RESULT:
                     self._result = self._request.read_result(envelope)
                     self._call = None

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -11,6 +11,7 @@ use crate::doorbell::{poll_for, Doorbell, EventDoorbell, SemaphoreDoorbell};
 use crate::error::{ArenaError, PeerInfo, Result};
 use crate::header::{monotonic_ns, state};
 use crate::heartbeat::{look, Heartbeat};
+use crate::inbox::Inbox;
 use crate::layout::{header, Layout};
 use crate::mapping::Mapping;
 use crate::memory::Memory;
@@ -76,6 +77,8 @@ pub(crate) struct Endpoint {
     peer_pid: AtomicU32,
     owner: u32,
     counters: Counters,
+    /// Where what comes is sorted, if it is.
+    inbox: OnceLock<Weak<Inbox>>,
 }
 
 pub(crate) struct Parts {
@@ -129,6 +132,18 @@ impl Endpoint {
             peer_pid: AtomicU32::new(0),
             owner: std::process::id(),
             counters: Counters::default(),
+            inbox: OnceLock::new(),
+        }
+    }
+
+    pub fn set_inbox(&self, inbox: &Arc<Inbox>) {
+        let _ = self.inbox.set(Arc::downgrade(inbox));
+    }
+
+    /// What is to be done at every beat besides beating.
+    pub fn tend(&self) {
+        if let Some(inbox) = self.inbox.get().and_then(Weak::upgrade) {
+            inbox.tend();
         }
     }
 

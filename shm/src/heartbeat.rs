@@ -95,14 +95,17 @@ pub fn look(peer: &impl Memory) -> Heartbeat {
     }
 }
 
-/// A thread that beats until dropped.
+/// A thread that beats until dropped, and calls `tend` at every beat.
 pub(crate) struct Beat {
     stop: Arc<(Mutex<bool>, Condvar)>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Beat {
-    pub fn start(own: Arc<impl Memory + Send + Sync + 'static>) -> Result<Self> {
+    pub fn start(
+        own: Arc<impl Memory + Send + Sync + 'static>,
+        tend: impl Fn() + Send + 'static,
+    ) -> Result<Self> {
         let stop = Arc::new((Mutex::new(false), Condvar::new()));
         let theirs = Arc::clone(&stop);
         own.store(header::BEAT, monotonic_ns());
@@ -113,6 +116,7 @@ impl Beat {
                 let mut guard = lock(stopped);
                 while !*guard {
                     own.store(header::BEAT, monotonic_ns());
+                    tend();
                     guard = changed
                         .wait_timeout(guard, BEAT_INTERVAL)
                         .unwrap_or_else(PoisonError::into_inner)

@@ -14,6 +14,7 @@ use crate::error::{ArenaError, PeerInfo, Result};
 use crate::failpoint::failpoint;
 use crate::header::{self, Role};
 use crate::heartbeat::{set_phase, Beat, Phase};
+use crate::inbox::{Inbox, Protocol};
 use crate::layout::{Layout, CLASS_SIZES, HEADER_LEN};
 use crate::mapping::Mapping;
 use crate::object::{check, open};
@@ -66,7 +67,15 @@ impl PeerEnd {
             Ear::Event(bell_in),
             Box::new(bell_out),
             socket,
-            |endpoint| Beat::start(Arc::clone(endpoint.own())).map(Alive::Beating),
+            |endpoint| {
+                let tended = Arc::downgrade(endpoint);
+                let tend = move || {
+                    if let Some(endpoint) = tended.upgrade() {
+                        endpoint.tend();
+                    }
+                };
+                Beat::start(Arc::clone(endpoint.own()), tend).map(Alive::Beating)
+            },
         )
     }
 
@@ -90,6 +99,18 @@ impl PeerEnd {
     pub fn recv(&self, max: usize, timeout: Option<Duration>) -> Result<Vec<Message>> {
         self.endpoint
             .recv(max, timeout, || self.endpoint.read_socket(told_twice))
+    }
+
+    /// Boxes in which what comes is sorted by call, for use in place of [`PeerEnd::recv`]. To be made once.
+    pub fn inbox(&self, protocol: Protocol) -> Arc<Inbox> {
+        let inbox = Arc::new(Inbox::new(self.endpoint.clone(), protocol));
+        self.endpoint.set_inbox(&inbox);
+        inbox
+    }
+
+    /// Whether the front end has gone. What it published before can still be received.
+    pub fn gone(&self) -> bool {
+        self.endpoint.gone()
     }
 
     /// Make a blocked [`PeerEnd::recv`] return, or the next one if none is blocked.

@@ -31,6 +31,7 @@ impl Watch {
             .spawn(move || {
                 while !endpoint.gone() {
                     endpoint.own().store(header::BEAT, monotonic_ns());
+                    endpoint.tend();
                     let mut fds = [PollFd::new(endpoint.socket(), PollFlags::IN)];
                     let looked = poll_for(&mut fds, Some(BEAT_INTERVAL))
                         .and_then(|_| endpoint.read_socket(told_twice));

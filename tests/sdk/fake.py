@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgpack
-from denizen._native import Arena, ArenaError, ArenaFull, HostArena, SlabFull
+from denizen._native import ArenaError, ArenaFull, ClientArena, HostArena, SlabFull
 from denizen.shm.connection import Connection
 
 if TYPE_CHECKING:
@@ -58,34 +58,12 @@ class Heard:
         return len(self.attachment) >= announced
 
 
-class ClientEnd:
-    """The client's end with the methods of `ClientArena`, over a worker's."""
-
-    part_bytes = 64 << 10
-
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
-        self.recv = arena.recv
-        self.wake = arena.wake
-        self.close = arena.close
-
-    def send(self, envelope: bytes, attachment: Buffer | None = None, timeout_ms: int = 0) -> None:
-        deadline = time.monotonic() + timeout_ms / 1000
-        while True:
-            try:
-                return self._arena.send(envelope, attachment)
-            except (SlabFull, ArenaFull):
-                if time.monotonic() >= deadline:
-                    raise
-                time.sleep(0.001)
-
-
 class FakeServer:
     """Answers each CALL with `answer(server, heard)`, in a thread. Remembers all that it hears, in order."""
 
     def __init__(self, answer: Callable[[FakeServer, Heard], None] | None = None, *, welcome: bool = True) -> None:
         self.host, fd = HostArena.create("client", result_ring=64, result_slots=(8, 4, 2, 0, 0))
-        self.end = ClientEnd(Arena.attach(fd))
+        self.end = ClientArena.inherited(fd)
         self.answer = answer or (lambda server, heard: None)
         self.heard: list[Heard] = []
         self.changed = threading.Condition()

@@ -206,7 +206,7 @@ def test_a_loop_that_has_ended_harms_no_other(fakes: Fakes) -> None:
 
 
 def test_what_a_slow_reader_leaves_is_bounded(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MAILBOX_BYTES", 1 << 20)
+    monkeypatch.setattr(connection, "UNREAD_BYTES", 1 << 20)
 
     def answer(server: FakeServer, heard: Heard) -> None:
         for _ in range(4):

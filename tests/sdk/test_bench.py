@@ -20,14 +20,16 @@ def test_calls_are_measured_beside_http(tmp_path: Path, capsys: pytest.CaptureFi
     result = json.loads(out.read_text())
     assert (result["schema"], result["kind"], result["valid"]) == ("denizen.bench/1", "sdk", True)
     trips = result["figures"]["round_trip_ms"]
-    names = ["1 token", "16 tokens", "16 tokens, streamed"]
+    names = ["list of models", "1 token", "16 tokens", "16 tokens, streamed", "4 s of sound, refused"]
     assert list(trips) == [f"{name}, {side}" for name in names for side in ("http", "shm")]
     for name in names:
         web, shm = trips[f"{name}, http"], trips[f"{name}, shm"]
         for side in (web, shm):
             assert side["count"] == 6
             assert 0 < side["p50"] <= side["p99"]
-        assert abs(result["figures"]["http_over_shm"][name]["p50"] - web["p50"] / shm["p50"]) < 1e-9
+        over, cpu = result["figures"]["http_over_shm"][name], result["figures"]["client_cpu_ms"]
+        assert abs(over["p50"] - web["p50"] / shm["p50"]) < 1e-9
+        assert abs(over["of_client_cpu"] - cpu[f"{name}, http"] / cpu[f"{name}, shm"]) < 1e-9
     ways = result["figures"]["audio"]
     assert list(ways) == ["in, http", "in, shm", "out, http", "out, shm"]
     assert all(way["mib_per_s"] > 0 for way in ways.values())

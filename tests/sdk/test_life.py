@@ -134,10 +134,15 @@ def test_a_call_ends_at_its_timeout(fakes: Fakes) -> None:
 
 
 def test_what_has_come_is_read_even_after_the_timeout(fakes: Fakes) -> None:
-    server = fakes.server(echo)
-    with fakes.client(server) as client:
+    said = threading.Event()
+
+    def answer(server: FakeServer, heard: Heard) -> None:
+        echo(server, heard)
+        said.set()
+
+    with fakes.client(fakes.server(answer)) as client:
         stream = client.generate("word", stream=True, timeout=0.05)
-        eventually(lambda: stream._mailbox._items.qsize() == 3, "all of the answer is here")
+        assert said.wait(30), "all of the answer is here"
         deadline = time.monotonic() + 0.05
         eventually(lambda: time.monotonic() > deadline, "the call's time is over")
         assert stream.result().text == "word"
@@ -286,11 +291,11 @@ def test_threads_share_a_client(fakes: Fakes) -> None:
             return client.generate(text).text == text and pieces == [text[:2], text[2:]]
 
         assert all(pool.map(whole_and_streamed, range(400)))
-    assert not client._connection._calls
+    assert client._connection._arena.open_calls == 1, "but for the box of what belongs to no call"
 
 
 def test_what_a_slow_reader_leaves_is_bounded(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MAILBOX_BYTES", 1 << 20)
+    monkeypatch.setattr(connection, "UNREAD_BYTES", 1 << 20)
     flood = threading.Event()
 
     def answer(server: FakeServer, heard: Heard) -> None:
@@ -313,7 +318,7 @@ def test_what_a_slow_reader_leaves_is_bounded(fakes: Fakes, monkeypatch: pytest.
 
 
 def test_a_reader_that_keeps_up_is_not_bounded(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MAILBOX_BYTES", 1 << 20)
+    monkeypatch.setattr(connection, "UNREAD_BYTES", 1 << 20)
     step = threading.Semaphore(1)
 
     def answer(server: FakeServer, heard: Heard) -> None:

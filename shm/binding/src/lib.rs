@@ -1,5 +1,6 @@
 //! Python extension `denizen._native`: the arena for Python peers. What each name means stands in `_native.pyi`.
 
+mod address;
 mod arena;
 mod client;
 mod errors;
