@@ -3,8 +3,9 @@
 Weight only: tokens stay bf16. The kernel turns the weight into bf16 in registers, exactly, multiplies on the tensor
 cores with fp32 sums, and scales the sums. As in ``kernels/narrow_linear.py`` the weight is the left operand.
 
-Two values of a row lie in one 16-bit word: column ``j`` in the low byte, column ``inputs / 2 + j`` in the high one.
-Words are loaded into the tensor cores' layout as bf16 would be; each becomes an element of either half's operand.
+The weight lies in blocks of 64 columns, whose rows follow each other: what a program reads at once is one piece. Two
+values share a 16-bit word, column ``j`` of a block in the low byte and column ``32 + j`` in the high one. Words are
+loaded into the tensor cores' layout as bf16 would be; each becomes an element of either half's operand.
 
 A token's result depends on the number of tokens, which chooses the tiling, and never on the other tokens.
 """
@@ -20,8 +21,11 @@ from torch.nn.functional import linear
 
 #: The greatest e4m3 number.
 _GREATEST = 448.0
-#: Fewest elements of an operand's side.
-_LEAST = 16
+#: Columns of a block; inputs come in multiples of it.
+BLOCK = 64
+_WORDS = BLOCK // 2
+#: Fewest tokens of a tile, as in ``kernels/narrow_linear.py``.
+_LEAST_TOKENS = 16
 #: Rows that are quantised at once: what is computed in fp32 stays small beside the weight.
 _ROWS_AT_ONCE = 1 << 14
 
@@ -30,28 +34,28 @@ _ROWS_AT_ONCE = 1 << 14
 class Fp8Weight:
     """A weight ``[outputs, inputs]`` in e4m3."""
 
-    pairs: torch.Tensor  #: int16 ``[outputs, inputs / 2]``
+    pairs: torch.Tensor  #: int16 ``[inputs / 64, outputs, 32]``
     scale: torch.Tensor  #: fp32 ``[outputs]``
 
     @classmethod
     def quantize(cls, weight: torch.Tensor) -> Fp8Weight:
-        """Each row's greatest magnitude becomes the greatest e4m3 number. ``inputs`` must be even."""
+        """Each row's greatest magnitude becomes the greatest e4m3 number. ``inputs``: a multiple of 64."""
         outputs, inputs = weight.shape
-        pairs = torch.empty((outputs, inputs // 2), dtype=torch.int16, device=weight.device)
+        pairs = torch.empty((inputs // BLOCK, outputs, _WORDS), dtype=torch.int16, device=weight.device)
         scale = torch.empty(outputs, dtype=torch.float32, device=weight.device)
         for begin in range(0, outputs, _ROWS_AT_ONCE):
             rows = slice(begin, begin + _ROWS_AT_ONCE)
             part = weight[rows].float()
             greatest = part.abs().amax(1)
             scale[rows] = torch.where(greatest > 0, greatest / _GREATEST, 1.0)
-            values = (part / scale[rows, None]).to(torch.float8_e4m3fn).view(len(part), 2, inputs // 2)
-            pairs[rows] = values.mT.contiguous().view(torch.int16).squeeze(-1)
+            values = (part / scale[rows, None]).to(torch.float8_e4m3fn).view(len(part), -1, 2, _WORDS)
+            pairs[:, rows] = values.permute(1, 0, 3, 2).contiguous().view(torch.int16).squeeze(-1)
         return cls(pairs, scale)
 
     def values(self) -> torch.Tensor:
         """fp32 ``[outputs, inputs]``, not yet scaled."""
-        halves = self.pairs.unsqueeze(-1).view(torch.float8_e4m3fn).mT
-        return halves.float().flatten(1)
+        halves = self.pairs.unsqueeze(-1).view(torch.float8_e4m3fn).float()
+        return halves.permute(1, 0, 3, 2).flatten(1)
 
     def dequantize(self) -> torch.Tensor:
         """fp32 ``[outputs, inputs]``."""
@@ -64,19 +68,21 @@ class Tiling:
 
     rows: int  #: rows of the weight a program
     tokens: int  #: most tokens a program, a power of two of at least 16
-    depth: int  #: words of a row a turn
+    depth: int  #: words of a row a turn, 32 or 64
     stages: int  #: turns under way
     warps: int
 
 
 def choose_tiling(tokens: int, inputs: int) -> Tiling:
-    """For any number of tokens. Raises ValueError for ``inputs`` that are no multiple of 32."""
-    depth = min(inputs // 2 & -(inputs // 2), 64)
-    if depth < _LEAST:
-        raise ValueError(f"a weight in fp8 needs a multiple of {2 * _LEAST} inputs, not {inputs}")
+    """For any number of tokens."""
+    depth = _WORDS * (2 - inputs // BLOCK % 2)
+    if tokens <= 16:
+        return Tiling(128, 16, depth, 4, 8)
     if tokens <= 64:
-        return Tiling(128, 64, depth, 4, 4)
-    return Tiling(128, 128, depth, 3, 8)
+        return Tiling(128, 64, depth, 4, 8)
+    if tokens <= 128:
+        return Tiling(128, 128, _WORDS, 4, 4)
+    return Tiling(128, 256, depth, 3, 8)
 
 
 def fp8_linear(x: torch.Tensor, weight: Fp8Weight, tiling: Tiling | None = None) -> torch.Tensor:
@@ -135,7 +141,8 @@ def _fp8_kernel(
     tokens: tl.tensor,
     stride: tl.tensor,
     N: tl.constexpr,
-    HALF: tl.constexpr,
+    K: tl.constexpr,
+    WORDS: tl.constexpr,
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -146,34 +153,40 @@ def _fp8_kernel(
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     column = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     depth = tl.arange(0, DEPTH)
-    # Rows and tokens past the end repeat the last one instead of being masked; nothing of them is stored.
+    # Rows past the end repeat the last one; nothing of them is stored. Tokens past the end are not read: every program
+    # would ask for the same one.
     row = tl.minimum(column, N - 1)
-    left = pairs + row.to(tl.int64)[:, None] * HALF + depth[None, :]
-    right = x + tl.minimum(token, tokens - 1).to(tl.int64)[None, :] * stride + depth[:, None]
+    inside = (token < tokens)[None, :]
+    left = (
+        pairs + (depth // WORDS).to(tl.int64)[None, :] * (N * WORDS) + row[:, None] * WORDS + (depth % WORDS)[None, :]
+    )
+    right = x + token.to(tl.int64)[None, :] * stride + (depth + depth // WORDS * WORDS)[:, None]
     wait(OVERLAP)
     total = tl.zeros([ROWS, TOKENS], tl.float32)
-    for begin in range(0, HALF, DEPTH):
-        low, high = _halves(tl.load(left + begin), ASM)
-        total = tl.dot(low, tl.load(right + begin), total)
-        total = tl.dot(high, tl.load(right + HALF + begin), total)
+    for begin in range(0, K, 2 * DEPTH):
+        low, high = _halves(tl.load(left), ASM)
+        total = tl.dot(low, tl.load(right + begin, mask=inside, other=0.0), total)
+        total = tl.dot(high, tl.load(right + WORDS + begin, mask=inside, other=0.0), total)
+        left += DEPTH * N
     total *= tl.load(scale + row)[:, None]
     target = out + token.to(tl.int64)[None, :] * N + column[:, None]
-    tl.store(target, total.to(out.dtype.element_ty), mask=(token < tokens)[None, :] & (column < N)[:, None])
+    tl.store(target, total.to(out.dtype.element_ty), mask=inside & (column < N)[:, None])
 
 
 def fp8_linear_triton(x: torch.Tensor, weight: Fp8Weight, tiling: Tiling | None = None) -> torch.Tensor:
     """:func:`fp8_linear` in one kernel. ``x``'s tokens may be strided."""
     tokens = x.shape[0]
-    outputs, half = weight.pairs.shape
-    tiling = tiling or choose_tiling(tokens, 2 * half)
-    if half % tiling.depth:
-        raise ValueError(f"{2 * half} inputs do not fit {tiling}")
+    blocks, outputs, words = weight.pairs.shape
+    tiling = tiling or choose_tiling(tokens, blocks * BLOCK)
+    if blocks * words % tiling.depth or tiling.depth % words:
+        raise ValueError(f"{blocks * BLOCK} inputs do not fit {tiling}")
     out = torch.empty((tokens, outputs), dtype=x.dtype, device=x.device)
-    width = max(_LEAST, min(tiling.tokens, power_of_two(tokens)))
+    width = max(_LEAST_TOKENS, min(tiling.tokens, power_of_two(tokens)))
     overlaps = overlap()
     _fp8_kernel[(-(-tokens // width), -(-outputs // tiling.rows))](
         x, weight.pairs, weight.scale, out, tokens, x.stride(0),
-        N=outputs, HALF=half, TOKENS=width, ROWS=tiling.rows, DEPTH=tiling.depth, ASM=not interpreted(),
-        OVERLAP=overlaps, num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=overlaps,
+        N=outputs, K=blocks * BLOCK, WORDS=words, TOKENS=width, ROWS=tiling.rows, DEPTH=tiling.depth,
+        ASM=not interpreted(), OVERLAP=overlaps,
+        num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=overlaps,
     )  # fmt: skip
     return out

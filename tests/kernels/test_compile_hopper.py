@@ -164,7 +164,7 @@ def test_products(compiled: dict[str, str], tokens: int) -> None:
 def test_fp8_head(compiled: dict[str, str], tokens: int) -> None:
     """Of Qwen3.5-0.8B, and of a model with fewer inputs."""
     for outputs, inputs in ((248320, 1024), (49152, 576)):
-        weight = fp8_linear.Fp8Weight(torch.zeros(outputs, inputs // 2, dtype=torch.int16), torch.zeros(outputs))
+        weight = fp8_linear.Fp8Weight(torch.zeros(inputs // 64, outputs, 32, dtype=torch.int16), torch.zeros(outputs))
         fp8_linear.fp8_linear_triton(_half(tokens, inputs), weight)
 
 
