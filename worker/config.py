@@ -49,12 +49,13 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """Everything that one worker process is told at its start."""
+    """Everything that one worker process is told at its start. ``head_dtype``: see ``lm_head`` of the models."""
 
     worker: int = 0
     device: str = "cpu"
     threads: int | None = None
     models: tuple[ModelConfig, ...] = ()
+    head_dtype: str = "auto"
     pools: PoolConfig = field(default_factory=PoolConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -80,8 +81,11 @@ class WorkerConfig:
             device=device,
             threads=_optional_integer(values, "threads"),
             models=_models(values),
+            head_dtype=_choice(values, "head_dtype", "auto", "fp8"),
             pools=PoolConfig(
-                _integer(values, "page_size", 16), _optional_integer(values, "kv_tokens"), _state_dtype(values)
+                _integer(values, "page_size", 16),
+                _optional_integer(values, "kv_tokens"),
+                _choice(values, "state_dtype", "float32", "bfloat16"),
             ),
             scheduler=SchedulerConfig(
                 _optional_integer(values, "max_rows"),
@@ -105,6 +109,7 @@ _KEYS = {
     "page_size",
     "kv_tokens",
     "state_dtype",
+    "head_dtype",
     "max_rows",
     "max_context",
     "prefill_chunk",
@@ -133,10 +138,10 @@ def _optional_integer(values: dict[str, Any], key: str) -> int | None:
     return None if values.get(key) is None else _integer(values, key, 0)
 
 
-def _state_dtype(values: dict[str, Any]) -> str:
-    value: str = _get(values, "state_dtype", str, "float32")
-    if value not in ("float32", "bfloat16"):
-        raise ConfigError(f"--config: 'state_dtype' must be float32 or bfloat16, not '{value}'")
+def _choice(values: dict[str, Any], key: str, default: str, other: str) -> str:
+    value: str = _get(values, key, str, default)
+    if value not in (default, other):
+        raise ConfigError(f"--config: '{key}' must be {default} or {other}, not '{value}'")
     return value
 
 

@@ -52,13 +52,19 @@ class Qwen35Model:
 
     @classmethod
     def load(
-        cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, progress: Progress | None = None
+        cls,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        dtype: torch.dtype,
+        progress: Progress | None = None,
+        head_dtype: str = "auto",
     ) -> Qwen35Model:
         """Raises :class:`CheckpointError`."""
         config = Qwen35Config.read(checkpoint)
         wrapped = any(name.startswith("model.language_model.") for name in checkpoint.entries)
         loader = WeightLoader(checkpoint, device, dtype, progress, ignore=IGNORED)
-        return cls(config, load_weights(config, loader, "model.language_model." if wrapped else "model."))
+        prefix = "model.language_model." if wrapped else "model."
+        return cls(config, load_weights(config, loader, prefix, head_dtype))
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:

@@ -59,12 +59,17 @@ class WhisperModel:
 
     @classmethod
     def load(
-        cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, progress: Progress | None = None
+        cls,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        dtype: torch.dtype,
+        progress: Progress | None = None,
+        head_dtype: str = "auto",
     ) -> WhisperModel:
         """Raises :class:`CheckpointError`."""
         config = WhisperConfig.read(checkpoint)
         ids = Ids.read(checkpoint, config)
-        return cls(config, ids, load_weights(config, WeightLoader(checkpoint, device, dtype, progress)))
+        return cls(config, ids, load_weights(config, WeightLoader(checkpoint, device, dtype, progress), head_dtype))
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:

@@ -1,0 +1,65 @@
+"""Products with a weight in fp8 against their reference: every tiling, every value, a token apart from its batch."""
+
+from __future__ import annotations
+
+import torch
+from denizen.kernels.fp8_linear import Fp8Weight, Tiling, fp8_linear, fp8_linear_triton
+from kernel_support import BOUND, DEVICE, close, generator, on_device, same, strided
+
+_BOUND = BOUND[torch.bfloat16]
+
+
+def _half(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=generator(seed)).to(torch.bfloat16)
+
+
+def _there(weight: Fp8Weight) -> Fp8Weight:
+    return Fp8Weight(on_device(weight.pairs), on_device(weight.scale))
+
+
+def test_products_equal_the_reference() -> None:
+    # Outputs that are no multiple of a program's rows, tokens that fill no tile or several, strided tokens.
+    for tokens, outputs, inputs, tiling in (
+        (1, 200, 256, Tiling(64, 64, 64, 2, 4)),
+        (16, 96, 128, Tiling(64, 16, 64, 3, 4)),
+        (24, 130, 512, Tiling(128, 64, 32, 4, 4)),
+        (70, 72, 256, Tiling(64, 32, 128, 2, 8)),
+        (200, 300, 256, Tiling(256, 128, 32, 3, 8)),
+        (3, 140, 256, None),
+        (150, 140, 256, None),
+    ):
+        weight = Fp8Weight.quantize(_half(outputs, inputs, seed=1) * inputs**-0.5)
+        x = _half(tokens, inputs, seed=2)
+        wide = on_device(strided(x, 16).as_strided((tokens, inputs + 16), (inputs + 16, 1)))[:, :inputs]
+        got = fp8_linear_triton(wide, _there(weight), tiling)
+        what = f"{tokens} x {inputs} -> {outputs}, {tiling or 'chosen'}"
+        assert got.dtype == torch.bfloat16
+        close(got, fp8_linear(x.float(), weight), _BOUND, what)
+
+
+def test_every_value_is_exact() -> None:
+    """One-hot tokens read out the weight: all e4m3 numbers in both halves of a row, subnormal ones too."""
+    values = torch.arange(256, dtype=torch.uint8)
+    values = values[(values & 0x7F) != 0x7F].view(torch.float8_e4m3fn).float()
+    weight = torch.zeros(64, 256)
+    for row in range(64):
+        # A number in each half; 448 beside them makes the scale 1.
+        weight[row, [7, 64, 130, 200]] = values[torch.arange(4) * 63 + row % 63].flip(0)
+        weight[row, 0] = 448.0
+    quantized = Fp8Weight.quantize(weight)
+    same(quantized.values(), weight, "e4m3 numbers quantised")
+    x = torch.eye(256, dtype=torch.bfloat16)
+    got = fp8_linear_triton(on_device(x), _there(quantized), Tiling(64, 64, 64, 2, 4))
+    same(got, weight.mT.to(torch.bfloat16), "e4m3 numbers in the kernel")
+
+
+def test_a_token_does_not_depend_on_the_others() -> None:
+    tiling = Tiling(64, 16, 64, 3, 4)
+    x = on_device(_half(20, 256, seed=9))
+    weight = _there(Fp8Weight.quantize(_half(100, 256, seed=10)))
+    want = fp8_linear_triton(x, weight, tiling)
+    order = torch.randperm(20, generator=generator(11)).to(DEVICE)
+    same(fp8_linear_triton(x[order], weight, tiling), want[order], "tokens in another order")
+    poisoned = x.clone()
+    poisoned[3:] = float("nan")
+    same(fp8_linear_triton(poisoned, weight, tiling)[:3], want[:3], "tokens beside tokens that are NaN")

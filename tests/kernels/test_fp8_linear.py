@@ -1,0 +1,38 @@
+"""Weights in fp8 on a CPU: how they are rounded and stored, and the reference of the product."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from denizen.kernels import fp8_linear as module
+from denizen.kernels.fp8_linear import Fp8Weight, choose_tiling, fp8_linear
+
+
+def test_the_reference_is_the_product_with_the_rounded_weight() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(5, 192), Fp8Weight.quantize(torch.randn(70, 192))
+    torch.testing.assert_close(fp8_linear(x, weight), x @ weight.dequantize().mT, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows_at_once", [1 << 14, 7])
+def test_every_element_is_rounded_to_its_row(monkeypatch: pytest.MonkeyPatch, rows_at_once: int) -> None:
+    monkeypatch.setattr(module, "_ROWS_AT_ONCE", rows_at_once)
+    torch.manual_seed(1)
+    weight = torch.randn(20, 128) * torch.logspace(-6, 3, 20)[:, None]
+    weight[4] = 0
+    weight[5, :] = weight[5, 3]
+    got = Fp8Weight.quantize(weight)
+    assert got.scale[4] == 1
+    # Three bits of mantissa; below 2**-6 of the scale a fixed step of 2**-9.
+    bound = torch.maximum(weight.abs() / 16, got.scale[:, None] / 1024) * (1 + 1e-6)
+    assert ((got.dequantize() - weight).abs() <= bound).all()
+    greatest = weight.abs().argmax(1, keepdim=True)
+    torch.testing.assert_close(got.dequantize().gather(1, greatest), weight.gather(1, greatest))
+
+
+@pytest.mark.parametrize("inputs", [64, 192, 576, 1024])
+@pytest.mark.parametrize("tokens", [1, 16, 17, 64, 65, 128, 129, 1000])
+def test_a_chosen_tiling_fits(inputs: int, tokens: int) -> None:
+    tiling = choose_tiling(tokens, inputs)
+    assert inputs // 2 % tiling.depth == 0
+    assert tiling.tokens >= min(tokens, 128)
