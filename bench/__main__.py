@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import signal
 import sys
 
@@ -43,6 +45,8 @@ def main(argv: list[str] | None = None) -> int:
 
     Exit status: 0 valid result, 1 invalid result, 2 the run could not be made, 130 interrupted.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no lines or dashes gets question marks
     if argv is None:
         # The whole process is ours: SIGTERM, and a terminal that goes away, end it as Ctrl-C does, so that the servers
         # that it started are stopped. `nohup` ignores SIGHUP, and means it.
@@ -71,6 +75,9 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(_REMEDY.format(missing.name), file=sys.stderr)
         return 2
+    except BrokenPipeError:  # nobody reads on; the files that were asked for have been written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         print("denizen-bench: interrupted", file=sys.stderr)
         return 130

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -255,21 +256,25 @@ def finish(report: Report, options: argparse.Namespace, body: str = "", records:
     Returns the exit status. Raises BenchError naming the option whose file cannot be written.
     """
     environment.finish(report.environment)
-    markdown = getattr(options, "markdown", False)
-    print(output.text(live(report, report.kind), markdown=markdown, closing=body))
-    json_file, records_file = getattr(options, "json", None), getattr(options, "records", None)
+    # What is printed may go to a pipe that breaks, so files come first; and it is printed whatever becomes of them.
+    written: list[str] = []
+    failure: BenchError | None = None
     try:
-        if json_file:
-            report.write(json_file)
-            print(f"written to {json_file}")
-        if records_file:
-            write_records(records_file, records)
-    except OSError as error:
-        raise BenchError(
-            f"{error.filename}: {error.strerror}; --json and --records need a place to write to"
-        ) from error
-    if out := getattr(options, "out", None):
-        print("\n".join(output.write_folder(out, report, records)))
+        for flag, write in (("json", report.write), ("records", partial(write_records, records=records))):
+            if path := getattr(options, flag, None):
+                try:
+                    write(path)
+                except OSError as error:
+                    raise BenchError(f"--{flag} {path}: {error.strerror}; choose a place to write to") from error
+                written.append(f"written to {path}")
+        if out := getattr(options, "out", None):
+            written += output.write_folder(out, report, records)
+    except BenchError as error:
+        failure = error
+    markdown = getattr(options, "markdown", False)
+    print("\n".join([output.text(live(report, report.kind), markdown=markdown, closing=body), *written]))
+    if failure is not None:
+        raise failure
     if any(INTERRUPTED in problem for problem in report.problems):
         return 130
     return 0 if report.valid else 1

@@ -46,7 +46,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 def test_levels_that_were_complete_are_kept(tmp_path: Path, number: signal.Signals, processes: str) -> None:
     """Two passes of four requests are the first level; the measured pass of the second hangs."""
     with serving(Behaviour(hang={13})) as peer:
-        arguments = ["--url", peer.url, "--requests", "4", "--concurrency", "1", "2", "--out", str(tmp_path)]
+        arguments = ["--url", peer.url, "--requests", "4", "--concurrency", "1", "2", "4", "--out", str(tmp_path)]
         run = start("text", *arguments, "--output-len", "3", "--processes", processes)
         wait_for(lambda: len(peer.requests) > 13, "the requests did not come")
         run.send_signal(number)

@@ -172,10 +172,12 @@ def test_a_rate_beyond_the_server_ends_early_and_says_so(
 
 
 def test_a_rate_that_ends_early_breaks_any_slo(capsys: pytest.CaptureFixture[str]) -> None:
-    """The answers that came before the end keep the bound; the rate is beyond the server all the same."""
-    with serving(Behaviour(rows=1, token_s=0.02)) as peer:
-        arguments = ["--slo", "e2e_p99=1000", "--start-rate", "200", "--highest-rate", "200", "--most-levels", "1"]
-        assert main(["sweep", "text", "--url", peer.url, "--output-len", "5", *_CLIENT, *arguments]) == 2
+    """A server that stands still in the measured pass: the answers before that keep the bound."""
+    with serving(Behaviour(stall={300 + 60: 600.0})) as peer:
+        rates = ["--start-rate", "50", "--highest-rate", "50", "--level-seconds", "6", "--most-levels", "1"]
+        words = ["sweep", "text", "--url", peer.url, "--output-len", "2", "--slo", "e2e_p99=1000", *rates, *_CLIENT]
+        assert main(words) == 2
+        assert 360 < len(peer.requests) < 600
     assert "no result after 1 levels" in capsys.readouterr().err
 
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from denizen.bench import api
 from denizen.bench.__main__ import main
+from denizen.bench.api import error_text
 
 from .peer import Behaviour, serving
 
@@ -16,12 +22,15 @@ if TYPE_CHECKING:
     from .peer import Peer
 
 
+# A busy machine is no failure here, and the peer shares this process.
+_LAG = ["--max-client-lag", "60000"]
+
+
 def bench(peer: Peer, tmp_path: Path, *arguments: str, api_key: str | None = None) -> tuple[int, dict[str, Any]]:
     """Runs a small benchmark; returns its exit status and its result file."""
     out = tmp_path / "result.json"
     words = ["text", "--url", peer.url, "--requests", "4", "--output-len", "3:6", "--json", str(out)]
-    # A busy machine is no failure here, and the peer shares this process.
-    words += ["--max-client-lag", "60000", *arguments]
+    words += [*_LAG, *arguments]
     if api_key:
         words += ["--api-key", api_key]
     status = main(words)
@@ -184,3 +193,68 @@ def test_a_bad_flag_value_is_named(flag: str, value: str, capsys: pytest.Capture
     message = capsys.readouterr().err
     assert flag in message
     assert value in message
+
+
+@pytest.mark.parametrize(
+    ("flag", "place", "message"),
+    [
+        ("--out", "file", "is a file; name a folder"),
+        ("--out", "file/deeper", "is no folder"),
+        ("--json", "", "is a folder; name a file"),
+        ("--json", "file/result.json", "is no folder"),
+        ("--records", "file/records.jsonl", "is no folder"),
+        ("--launch-log", "file/log", "is no folder"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_named_before_the_run(
+    flag: str, place: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    with serving() as peer:
+        with pytest.raises(SystemExit) as caught:
+            main(["text", "--url", peer.url, flag, str(tmp_path / place)])
+        assert not peer.requests
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert flag in said
+    assert message in said
+
+
+@pytest.mark.parametrize(("encoding", "reads_on"), [("ascii", True), ("utf-8", False)])
+def test_what_was_measured_is_written_whoever_reads_the_report(tmp_path: Path, encoding: str, reads_on: bool) -> None:
+    """A terminal without lines and dashes, and a pipe whose reader has gone."""
+    out = tmp_path / "result.json"
+    with serving() as peer:
+        command = [sys.executable, "-m", "denizen.bench", "text", "--url", peer.url, "--requests", "2", *_LAG]
+        with subprocess.Popen(
+            [*command, "--json", str(out)],
+            env={**os.environ, "PYTHONIOENCODING": encoding},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as run:
+            assert run.stdout is not None
+            if not reads_on:
+                run.stdout.close()
+                run.stdout = None
+            said, complaints = run.communicate(timeout=120)
+    assert complaints == b""
+    assert json.loads(out.read_text(encoding="utf-8"))["valid"]
+    if reads_on:
+        assert b"TTFT ms" in said
+        assert run.returncode == 0
+
+
+def test_a_server_cannot_write_to_the_terminal() -> None:
+    assert error_text('{"error": {"message": "red\\u001b[31m\\nand bell\\u0007"}}') == "red [31m and bell"
+    assert error_text("<html>\x1b]0;title\x07</html>") == "<html> ]0;title </html>"
+    assert error_text("") == "(empty body)"
+    assert len(error_text("x" * 100_000)) == 500
+
+
+def test_a_server_that_hangs_before_the_run_is_said_to_hang(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(api, "_PATIENCE", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert main(["text", "--url", f"http://127.0.0.1:{silent.getsockname()[1]}"]) == 2
+    assert "does not answer within 0.2 s; is --url right?" in capsys.readouterr().err
