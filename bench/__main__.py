@@ -7,8 +7,12 @@ import io
 import os
 import signal
 import sys
+from typing import TYPE_CHECKING
 
 from denizen.bench.errors import BenchError
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 _EXTRA = ("aiohttp", "jinja2", "jiwer", "matplotlib", "soundfile", "tqdm", "whisper_normalizer")
 _REMEDY = "denizen-bench: {} is not installed: pip install 'denizen[bench]'"
@@ -50,9 +54,9 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None:
         # The whole process is ours: SIGTERM, and a terminal that goes away, end it as Ctrl-C does, so that the servers
         # that it started are stopped. `nohup` ignores SIGHUP, and means it.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, _interrupt)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            signal.signal(signal.SIGHUP, signal.default_int_handler)
+            signal.signal(signal.SIGHUP, _interrupt)
     parser = argparse.ArgumentParser(
         prog="denizen-bench", description="Measures Denizen, and any OpenAI-compatible server beside it."
     )
@@ -82,6 +86,15 @@ def main(argv: list[str] | None = None) -> int:
         print("denizen-bench: interrupted", file=sys.stderr)
         return 130
     return status
+
+
+def _interrupt(_: int, frame: FrameType | None) -> None:
+    """Does what Ctrl-C does at this moment: an event loop that runs ends its tasks first."""
+    does = signal.getsignal(signal.SIGINT)
+    if callable(does):
+        does(signal.SIGINT, frame)
+    else:  # it is ignored, as in the background of a script
+        raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -83,3 +83,19 @@ def test_a_text_outside_of_the_choices_is_none() -> None:
 def test_an_error_event_after_plain_text_is_seen() -> None:
     with pytest.raises(ErrorEvent, match="worker died"):
         read([chat("a"), chat("b"), {"error": {"message": "worker died"}}])
+
+
+def test_each_gap_is_from_one_event_to_the_next() -> None:
+    times = iter([1.0, 1.5, 1.75, 4.0])
+
+    class Ticking(Clock):
+        def now(self) -> float:
+            return next(times)
+
+    record = Record(index=0, max_tokens=3, scheduled=0.0)
+    stream = _Stream(record, Ticking())
+    stream.begin(200, {})
+    for events in (chat(""), chat("a"), chat("b"), chat("c")):
+        stream.feed(b"data: " + json.dumps(events).encode() + b"\n\n")
+    assert (record.first, record.last) == (1.5, 4.0)
+    assert record.gaps == [0.25, 2.25]
