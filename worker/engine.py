@@ -115,8 +115,6 @@ class Engine:
             self.stopwatch.close()
         if not closed:
             _log.warning("a step is still running after %.0f s", _CLOSE_S)
-        for lanes in self._lanes.values():
-            lanes.served.scheduler.drop(lanes.prepared)
         self.stats.send(last=True)
         self.channel.send(Bye(self._stop or "drained"))
         self.channel.finish(_CLOSE_S)
