@@ -115,8 +115,6 @@ class Engine:
             self.stopwatch.close()
         if not closed:
             _log.warning("a step is still running after %.0f s", _CLOSE_S)
-        for lanes in self._lanes.values():
-            lanes.served.scheduler.drop(lanes.prepared)
         self.stats.send(last=True)
         self.channel.send(Bye(self._stop or "drained"))
         self.channel.finish(_CLOSE_S)
@@ -137,6 +135,8 @@ class Engine:
             queued += self._queue_decode(lanes)
             queued += self._queue_prefill(lanes)
             full = full or lanes.under_way["decode"] >= self._depth
+        # Not once a step was waited for: what it gave back may be just what a waiting request needs.
+        self._resting = self._aligner.busy and not any(self._under_way.values())
         if not self.overlap:
             for walk, count in self._under_way.items():
                 for _ in range(count):
@@ -150,7 +150,6 @@ class Engine:
             self._finish("prefill")
         elif self._live and not queued and not self._under_way["decode"] and not self._aligner.busy:
             raise AssertionError("requests wait, nothing runs and nothing can be admitted")
-        self._resting = self._aligner.busy and not queued and not any(self._under_way.values())
 
     def _queue_decode(self, lanes: _Lanes) -> bool:
         if lanes.under_way["decode"] >= self._depth:

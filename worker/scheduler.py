@@ -144,14 +144,9 @@ class Scheduler:
                     if len(fitting)
                     else None
                 )
-            self._preempt(self.running[-1])
+            self._preempt()
             group = self._decoding()
         return None
-
-    def drop(self, prepared: StepPlan | None) -> None:
-        """A prepared step will not be asked for."""
-        if prepared is not None:
-            self.planner.drop(prepared)
 
     def plan_prefill(self) -> StepPlan | None:
         """The next prefill step, requests that begin included. It may follow another one of the same prompt."""
@@ -291,14 +286,8 @@ class Scheduler:
         self.ledger.open(row, request)
         request.begin(Holdings(row, self.mirror, state))
         self._unfinished += 1
-        self._insert(request)
+        self.running.append(request)  # who waited first was admitted first, so that it is the youngest
         return True
-
-    def _insert(self, request: Request) -> None:
-        index = len(self.running)
-        while index and self.running[index - 1].arrival > request.arrival:
-            index -= 1
-        self.running.insert(index, request)
 
     def _fitting(self, group: Group) -> np.ndarray:
         """The rows of the oldest requests whose next pages are there: int64 ``[n]``, rising."""
@@ -312,16 +301,13 @@ class Scheduler:
                 fitting.append(request.row)
         return np.array(sorted(fitting), np.int64)
 
-    def _preempt(self, request: Request) -> None:
-        """Takes a running request's holdings; it waits, before all younger ones, to be computed anew."""
+    def _preempt(self) -> None:
+        """Takes the holdings of the youngest running request; it waits, before all younger ones, to begin anew."""
         self.preemptions += 1
-        self.running.remove(request)
+        request = self.running.pop()
         self._release(request)
         request.phase = Phase.WAITING
-        index = 0
-        while index < len(self.waiting) and self.waiting[index].arrival < request.arrival:
-            index += 1
-        self.waiting.insert(index, request)
+        self.waiting.appendleft(request)
 
     def _release(self, request: Request) -> None:
         held, request.held = request.held, None

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from denizen.worker.attention import flashinfer as backend
@@ -21,6 +22,7 @@ from denizen.worker.attention.planner_abi import (
 )
 from denizen.worker.attention.torch_ref import PagedAttention
 from denizen.worker.models.base import KvPoolSpec
+from denizen.worker.pools.kv import SINK_PAGE
 
 _T, _I, _B, _D = "TensorView", "int64_t", "bool", "double"
 #: Parameter types of the planners in FlashInfer's sources.
@@ -220,6 +222,15 @@ def test_an_unknown_release_plans_through_the_wrapper(pool: backend.FlashInferAt
     step.plan(torch.tensor([0, 1, 2, 3], dtype=torch.int32))
     assert step._wrapper.slow_plans == 2
     assert not step.lengths_only
+
+
+def test_rows_that_pad_have_the_sink_page_whatever_was_loaded_before() -> None:
+    arrays = backend.PageArrays(4, PAGES, CPU)
+    for starts, pages, lasts in (([0, 2, 5, 6, 8], [3, 4, 5, 6, 7, 8, 9, 10], [3, 4, 2, 1]), ([0, 1], [7], [2])):
+        arrays.load(*(np.asarray(part, np.int32) for part in (starts, pages, lasts)))
+    assert arrays.indptr.tolist() == [0, 1, 2, 3, 4]
+    assert arrays.indices[:4].tolist() == [7, SINK_PAGE, SINK_PAGE, SINK_PAGE]
+    assert arrays.last_page_len.tolist() == [2, 1, 1, 1]
 
 
 def test_a_changed_plan_is_refused(pool: backend.FlashInferAttention) -> None:

@@ -5,13 +5,17 @@ What a graph would record is what runs here: fixed shapes, padding rows and toke
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from denizen.kernels.adjust import IN_PROMPT
 from denizen.worker.channel import Channel
 from denizen.worker.engine import Engine
 from denizen.worker.phases import Stopwatch
 from denizen.worker.protocol import Drain, Submit, encode
+from denizen.worker.request import Request
 from denizen.worker.resident.planner import PlanMode
+from denizen.worker.sampling.params import SamplingParams
 from denizen.worker.teacher import teacher_forced
 
 from tests.worker.peer import Full, Peer, QueueArena, TooLarge, generate
@@ -40,6 +44,21 @@ def test_static_steps_sample_what_the_eager_runner_samples(variant):
     assert generate(serve_static(**VARIANTS[variant]), PROMPTS, OUTPUTS, **MIXED) == generate(
         serve_toy(), PROMPTS, OUTPUTS, **MIXED
     )
+
+
+def test_a_chunk_that_does_not_end_its_prompt_counts_no_token_beside_one_that_does():
+    """Symptom: a penalty for a token that was never given, where a short prompt ends in the step of a long one."""
+    served = serve_static()
+    scheduler, state = served.scheduler, served.runner.sampler
+    for index, ids in enumerate((PROMPTS[0], PROMPTS[3])):
+        params = SamplingParams(frequency_penalty=1.0)
+        scheduler.submit(Request(index + 1, np.asarray(ids, np.int32), params, OUTPUTS))
+    plan = scheduler.plan_prefill()
+    assert plan.samples == [True, False]
+    scheduler.commit(plan)
+    (token,) = served.runner.run(plan).tokens.tolist()
+    outputs = state.counts[plan.advance.rows] & (IN_PROMPT - 1)
+    assert outputs.nonzero().tolist() == [[0, token]]
 
 
 def test_plans_are_recorded_or_made_on_the_host_and_never_both():

@@ -11,10 +11,14 @@ from tests.worker.peer import assert_empty
 from tests.worker.toy import serve_toy
 
 
-def _decode(served, prompts: list[int], max_tokens: int) -> tuple[list[int], list[Request]]:
-    """Runs the requests to their end; how many decode steps appended so many pages, and the requests."""
+def _decode(served, prompts: list[int], *max_tokens: int) -> tuple[list[int], list[Request]]:
+    """Runs the requests to their end; how many decode steps appended so many pages, and the requests.
+
+    ``max_tokens``: of all requests, or of each.
+    """
     scheduler = served.scheduler
-    requests = [Request(i + 1, np.full(n, 3, np.int32), SamplingParams(), max_tokens) for i, n in enumerate(prompts)]
+    most = max_tokens if len(max_tokens) > 1 else max_tokens * len(prompts)
+    requests = [Request(i + 1, np.full(n, 3, np.int32), SamplingParams(), most[i]) for i, n in enumerate(prompts)]
     for request in requests:
         scheduler.submit(request)
     appended = []
@@ -30,7 +34,7 @@ def _decode(served, prompts: list[int], max_tokens: int) -> tuple[list[int], lis
             for request in plan.sampling:
                 if request.phase is not Phase.ENDED:
                     assert len(request.held.pages["self"]) <= limit
-                    need = -(-(len(request.prompt) + max_tokens - 1) // 4)
+                    need = -(-(len(request.prompt) + request.max_tokens - 1) // 4)
                     assert len(request.held.pages["self"]) <= need, "more pages than the request can fill"
                     if request.accept(1) is not None:
                         scheduler.end(request)
@@ -67,4 +71,18 @@ def test_where_pages_just_suffice_nobody_is_preempted_for_pages_taken_early():
     pages = sum(-(-(prompt + 80 - 1) // 4) for prompt in PROMPTS)
     served = serve_toy(kv_tokens=4 * pages)
     _decode(served, PROMPTS, 80)
+    assert not served.scheduler.preemptions
+
+
+def test_where_pages_are_scarce_a_step_takes_its_own_alone():
+    """Few are left: one request needs a page now, the other has ended before it would need one."""
+    served = serve_toy(kv_tokens=16)
+    _decode(served, [4, 3], 11, 4)
+    assert not served.scheduler.preemptions
+
+
+def test_a_request_waits_until_there_is_a_page_for_each_running_one_besides():
+    """It would fit, and be preempted as soon as the running one grows."""
+    served = serve_toy(kv_tokens=32)
+    _decode(served, [10, 12], 13, 13)
     assert not served.scheduler.preemptions

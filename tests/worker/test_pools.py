@@ -245,9 +245,10 @@ def test_a_rewritten_row_is_one_copy_a_pool():
 
 
 def test_positions_follow_the_pool_that_the_walk_names():
-    """Beside a pool that is named first and that decode alone writes."""
-    plain = serve("static")
-    tokens = generate(plain, PROMPTS[:5], OUTPUTS)
+    """Beside a pool that is named first and that decode alone writes; end ids wait for a token a step, not a pool."""
+    plain, options = serve("static"), {"min_tokens": 12, "stop_ids": tuple(range(30))}
+    tokens = generate(plain, PROMPTS[:5], OUTPUTS, **options)
+    assert 12 < min(map(len, tokens)) < OUTPUTS
     for runner in RUNNERS:
         model = TwoPoolModel()
         seen: list[int] = []
@@ -270,7 +271,7 @@ def test_positions_follow_the_pool_that_the_walk_names():
             return forward(batch)
 
         model.forward = watch
-        assert generate(RUNNERS[runner](model=model), PROMPTS[:5], OUTPUTS) == tokens
+        assert generate(RUNNERS[runner](model=model), PROMPTS[:5], OUTPUTS, **options) == tokens
         assert min(seen) == min(map(len, PROMPTS[:5]))
 
 

@@ -259,6 +259,28 @@ def test_a_preemption_with_the_prefill_in_flight():
     assert_empty(served)
 
 
+def test_a_preempted_request_is_not_admitted_again_while_its_prefill_is_in_flight():
+    """Symptom: it has a row and pages anew, and the old step's token makes it decode there, uncomputed."""
+    served = serve_toy(kv_tokens=20, max_rows=2)
+    scheduler = served.scheduler
+    old, young = _request(1, 6, 14), _request(2, 3, 3)
+    _running(scheduler, old)
+    scheduler.submit(young)
+    prefill = _committed(scheduler, scheduler.plan_prefill())
+    while not scheduler.preemptions:
+        plan = scheduler.plan_decode()
+        if plan is not None:
+            _run(scheduler, _committed(scheduler, plan))
+    scheduler.end(old)
+    assert scheduler.kv["self"].free >= 2, "there must be room"
+    assert scheduler.plan_prefill() is None
+    _run(scheduler, prefill)
+    while young.phase is not Phase.ENDED:
+        _run(scheduler, _committed(scheduler, scheduler.plan_decode() or scheduler.plan_prefill()))
+    assert young.outputs == [1, 1, 1]
+    assert_empty(served)
+
+
 def test_a_prompt_that_gives_its_only_token_never_decodes():
     served = serve_toy()
     scheduler = served.scheduler
