@@ -171,6 +171,14 @@ fn http_config(args: &ServeArgs) -> Result<HttpConfig, String> {
                 .to_owned(),
         );
     }
+    let max_connections = connections();
+    if max_connections <= args.max_in_flight as usize {
+        tracing::warn!(
+            "the limit on open files leaves {max_connections} connections, and --max-in-flight is {}: probes may have to \
+             wait; raise the limit (ulimit -n)",
+            args.max_in_flight
+        );
+    }
     Ok(HttpConfig {
         api_key: args.api_key.clone(),
         max_body: (args.max_body as usize) << 20,
@@ -179,7 +187,7 @@ fn http_config(args: &ServeArgs) -> Result<HttpConfig, String> {
         max_audio_memory: (args.max_audio_memory as usize) << 20,
         max_in_flight: args.max_in_flight as usize,
         request_timeout: Duration::from_secs(args.request_timeout.into()),
-        max_connections: connections(),
+        max_connections,
         ..HttpConfig::default()
     })
 }
