@@ -253,7 +253,6 @@ impl Life<'_> {
         output: Output,
         watched: Watched,
     ) -> Ending {
-        let name = self.plan.name();
         let why = match served {
             Served::Asked => {
                 // Its socket is closed, so it goes by itself, if it is well.
