@@ -54,11 +54,16 @@ fn init_log(level: &str) {
     let filter = tracing_subscriber::EnvFilter::new(format!(
         "warn,denizen_frontend={level},denizen_shm={level}"
     ));
-    tracing_subscriber::fmt()
+    let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_target(false)
-        .without_time()
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .with_writer(LogLines::default)
-        .init();
+        .with_ansi(terminal)
+        .with_writer(LogLines::default);
+    // Whoever reads a file later cannot look at the clock.
+    if terminal {
+        log.without_time().init();
+    } else {
+        log.init();
+    }
 }
