@@ -10,6 +10,7 @@ from denizen.kernels.attention_inputs import attention_inputs, rope_table
 from denizen.kernels.conv import causal_conv_prefill
 from denizen.kernels.decode_step import DecodeInputs, advance_rows, decode_inputs
 from denizen.kernels.filter import filter_threshold
+from denizen.kernels.fp8_linear import Fp8Weight, fp8_linear
 from denizen.kernels.gate import sigmoid_gate, silu_mul
 from denizen.kernels.gated_delta import gated_delta_prefill
 from denizen.kernels.gated_delta_decode import gated_delta_decode_triton
@@ -164,6 +165,15 @@ def products(rows: int) -> Iterator[tuple[str, float]]:
         yield f"norm and {name}, own, floor {outputs * inputs * 2 / 4.24e6:.1f}", microseconds(own, _LAYERS)
 
 
+def head(rows: int) -> Iterator[tuple[str, float]]:
+    """The LM head; ``head_timings.py`` has launch shapes to choose from."""
+    weights = [_half(248320, 1024) * 1024**-0.5 for _ in range(2)]
+    x = _half(rows, 1024)
+    yield "LM head, bf16", microseconds(lambda i: linear(x, weights[i]), 2)
+    packed = [Fp8Weight.quantize(weight) for weight in weights]
+    yield "LM head, fp8", microseconds(lambda i: fp8_linear(x, packed[i]), 2)
+
+
 def delta_prefill(rows: int, tokens: int) -> Iterator[tuple[str, float]]:
     """The gated delta net of one layer over ``rows`` prompts that fill a bucket of ``tokens``."""
     mixed = _half(tokens, 8224)
@@ -202,7 +212,7 @@ def delta_prefill(rows: int, tokens: int) -> Iterator[tuple[str, float]]:
 def all_timings() -> Iterator[tuple[str, float]]:
     """Every timing as ``(what, µs)``."""
     for rows in (16, 128):
-        for part in (decode, products, delta_decode):
+        for part in (decode, products, head, delta_decode):
             for name, value in part(rows):
                 yield f"{rows:4} rows  {name}", value
             torch.cuda.empty_cache()
