@@ -1,8 +1,8 @@
 """A connection to the front end, and the calls that wait for it.
 
 Any thread may begin a call, take what has come for it, and cancel it. The extension sorts what comes by call
-(`shm/src/inbox.rs`): of the threads that wait, one receives for all, so that no other thread stands between a caller and
-its answer. What a call leaves unread lies in its box, up to `UNREAD_BYTES`, and holds up no other.
+(`shm/src/inbox.rs`): of the threads that wait, one receives for all, so that no other stands between a caller and its
+answer. What a call leaves unread lies in its box, up to `UNREAD_BYTES`, and holds up no other.
 
 What runs when the garbage collector pleases (`__del__`, finalizers) may interrupt any line here, in any thread. It
 therefore takes no lock of Python's.
