@@ -275,7 +275,8 @@ class Connection:
     def leave(self, deadline: float) -> None:
         """Closes it and waits until no thread is in the extension, where none must be when the interpreter goes."""
         self.close()
-        while self._arena.inside and time.monotonic() < deadline:
+        # In a forked child there are none: what is counted are its parent's.
+        while os.getpid() == self._pid and self._arena.inside and time.monotonic() < deadline:
             time.sleep(0.001)
 
     def _ended(self, error: ArenaError) -> DenizenError:
