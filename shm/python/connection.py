@@ -1,8 +1,8 @@
 """A connection to the front end, and the calls that wait for it.
 
 Any thread may begin a call, take what has come for it, and cancel it. The extension sorts what comes by call
-(`shm/src/inbox.rs`): of the threads that wait, one receives for all, so that no other thread stands between a caller and
-its answer. What a call leaves unread lies in its box, up to `UNREAD_BYTES`, and holds up no other.
+(`shm/src/inbox.rs`): of the threads that wait, one receives for all, so that no other stands between a caller and its
+answer. What a call leaves unread lies in its box, up to `UNREAD_BYTES`, and holds up no other.
 
 What runs when the garbage collector pleases (`__del__`, finalizers) may interrupt any line here, in any thread. It
 therefore takes no lock of Python's.
@@ -275,7 +275,8 @@ class Connection:
     def leave(self, deadline: float) -> None:
         """Closes it and waits until no thread is in the extension, where none must be when the interpreter goes."""
         self.close()
-        while self._arena.inside and time.monotonic() < deadline:
+        # In a forked child there are none: what is counted are its parent's.
+        while os.getpid() == self._pid and self._arena.inside and time.monotonic() < deadline:
             time.sleep(0.001)
 
     def _ended(self, error: ArenaError) -> DenizenError:

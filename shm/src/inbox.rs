@@ -136,7 +136,7 @@ impl Inbox {
                 state = self.lock();
                 state.lead = Lead::Nobody;
                 match received.and_then(|messages| self.sort(&mut state, messages)) {
-                    Ok(0) => break Ok(Taken::Messages(Vec::new())),
+                    Ok(0) => break Ok(state.collect(call)),
                     Ok(_) => {}
                     Err(error) => break Err(error),
                 }

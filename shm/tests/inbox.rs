@@ -1,7 +1,8 @@
 //! Threads that wait for their calls, of which one receives for all.
 
+use std::sync::mpsc::{channel, Receiver};
 use std::sync::Arc;
-use std::thread;
+use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
 use denizen_shm::{ArenaError, Config, Direction, HostEnd, Inbox, PeerEnd, Protocol, Taken};
@@ -44,7 +45,39 @@ fn pair() -> Pair {
     Pair { host, peer, inbox }
 }
 
+/// What a thread says, long before it would give up waiting by itself.
+fn soon<T>(said: &Receiver<T>) -> T {
+    said.recv_timeout(PATIENCE / 2).expect("it waits too long")
+}
+
 impl Pair {
+    /// A thread that waits for a call.
+    fn waits<'scope, 'env>(
+        &'env self,
+        scope: &'scope Scope<'scope, 'env>,
+        call: u64,
+    ) -> Receiver<Result<Taken, ArenaError>> {
+        let (say, said) = channel();
+        scope.spawn(move || say.send(self.inbox.take(call, Some(PATIENCE))));
+        said
+    }
+
+    /// A thread that waits for a call and receives for all: it sleeps on the doorbell.
+    fn leads<'scope, 'env>(
+        &'env self,
+        scope: &'scope Scope<'scope, 'env>,
+        call: u64,
+    ) -> Receiver<Result<Taken, ArenaError>> {
+        let before = self.peer.stats().sleeps;
+        let said = self.waits(scope, call);
+        let deadline = Instant::now() + PATIENCE;
+        while self.peer.stats().sleeps == before {
+            assert!(Instant::now() < deadline, "it does not sleep");
+            thread::yield_now();
+        }
+        said
+    }
+
     fn say(&self, call: u8, number: u8) {
         self.host.send(&[call, number], None).unwrap();
     }
@@ -135,15 +168,31 @@ fn the_lead_is_handed_on() {
     pair.inbox.open(1, LIMIT).unwrap();
     pair.inbox.open(2, LIMIT).unwrap();
     thread::scope(|scope| {
-        let leader = scope.spawn(|| pair.inbox.take(1, Some(PATIENCE)).unwrap());
-        let follower = scope.spawn(|| pair.inbox.take(2, Some(PATIENCE)).unwrap());
-        // Whichever leads: the end of one leaves the other receiving.
+        let leader = pair.leads(scope, 1);
+        let follower = pair.waits(scope, 2);
         pair.inbox.cancel(1);
-        assert_eq!(leader.join().unwrap(), Taken::Closed);
+        assert_eq!(soon(&leader).unwrap(), Taken::Closed);
         pair.say(2, 7);
-        assert_eq!(numbers(follower.join().unwrap()), [7]);
+        assert_eq!(numbers(soon(&follower).unwrap()), [7]);
     });
     assert_eq!(pair.heard(), [b'c', 1]);
+}
+
+#[test]
+fn the_leader_wakes_whose_message_it_is() {
+    let pair = pair();
+    pair.inbox.open(1, LIMIT).unwrap();
+    pair.inbox.open(2, LIMIT).unwrap();
+    thread::scope(|scope| {
+        let leader = pair.leads(scope, 1);
+        for number in 0..20 {
+            let follower = pair.waits(scope, 2);
+            pair.say(2, number);
+            assert_eq!(numbers(soon(&follower).unwrap()), [number]);
+        }
+        pair.say(1, 9);
+        assert_eq!(numbers(soon(&leader).unwrap()), [9]);
+    });
 }
 
 #[test]
@@ -250,13 +299,15 @@ fn an_envelope_of_no_call_ends_all() {
     pair.say(1, 1);
     pair.say(0xff, 0);
     pair.say(1, 2);
-    for _ in 0..2 {
-        let error = loop {
-            match pair.inbox.take(1, Some(PATIENCE)) {
-                Ok(taken) => assert_eq!(numbers(taken), [1]),
-                Err(error) => break error,
-            }
-        };
-        assert!(matches!(error, ArenaError::Corrupt(_)), "{error}");
-    }
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            let error = loop {
+                match soon(&pair.waits(scope, 1)) {
+                    Ok(taken) => assert_eq!(numbers(taken), [1]),
+                    Err(error) => break error,
+                }
+            };
+            assert!(matches!(error, ArenaError::Corrupt(_)), "{error}");
+        }
+    });
 }

@@ -371,6 +371,23 @@ def test_a_forked_child_is_told_so_and_harms_nothing(fakes: Fakes) -> None:
     assert [each for each in server.heard if each.kind == CANCEL] == []
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_does_not_wait_for_its_parents_threads(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its exit: one that waits in the parent's client counts as inside in the child too, and never leaves there."""
+    monkeypatch.setattr(connection, "_EXIT_SECONDS", 3600.0)
+    server = fakes.server(endless)
+    with fakes.client(server) as client, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.generate, "x")
+        eventually(lambda: client._connection._arena.inside == 1, "a thread waits")
+        child = multiprocessing.get_context("fork").Process(target=connection._leave_all)
+        child.start()
+        child.join(30)
+        assert child.exitcode == 0
+        client.close()
+        with pytest.raises(ClientClosed):
+            waiting.result(30)
+
+
 def test_errors_travel_between_processes() -> None:
     error = Busy("full", status=429, type="rate_limit_error", param=None, code="rate_limit_exceeded", retry_after=1.5)
     copy = pickle.loads(pickle.dumps(error))
