@@ -186,7 +186,7 @@ pub struct ServeArgs {
 #[derive(Debug, Args)]
 #[command(after_help = TRANSCRIBE_EXAMPLES)]
 pub struct TranscribeArgs {
-    /// Audio files: WAV, FLAC, MP3, OGG, Opus, WebM, M4A, AAC
+    /// Audio files: WAV, FLAC, MP3, OGG, Opus, WebM, M4A, AAC; - is stdin
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
     /// A Whisper checkpoint: a folder or a hub id [default: openai/whisper-large-v3-turbo with a GPU, else
