@@ -110,7 +110,7 @@ pub struct ServeArgs {
     /// Longest audio of one file in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 7200, value_parser = positive(), help_heading = "HTTP")]
     pub max_audio_seconds: u32,
-    /// Memory for the decoded audio of all requests in MiB (an hour takes 220); more get 429
+    /// Memory for uploaded and decoded audio in MiB (an hour takes 220); more get 429
     #[arg(long, value_name = "MIB", default_value_t = 2048, value_parser = positive(), help_heading = "HTTP")]
     pub max_audio_memory: u32,
     /// Seconds after which a request is given up
@@ -186,7 +186,7 @@ pub struct ServeArgs {
 #[derive(Debug, Args)]
 #[command(after_help = TRANSCRIBE_EXAMPLES)]
 pub struct TranscribeArgs {
-    /// Audio files: WAV, FLAC, MP3, OGG, Opus, WebM, M4A, AAC
+    /// Audio files: WAV, FLAC, MP3, OGG, Opus, WebM, M4A, AAC; - is stdin
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
     /// A Whisper checkpoint: a folder or a hub id [default: openai/whisper-large-v3-turbo with a GPU, else

@@ -27,23 +27,27 @@ pub struct Recording {
 
 impl Recording {
     /// Decodes a file and finds the speech in it. Blocks, for seconds if the file is long; `None` soon after `go_on` has
-    /// said no. What it takes is counted in `share` as it grows.
+    /// said no. What it takes is counted in `share` as it grows, beside what that has for the file itself; in the end
+    /// `share` has the decoded audio alone.
     pub fn open(
         bytes: &[u8],
         limits: &Limits,
         mut share: Share,
         mut go_on: impl FnMut() -> bool,
     ) -> Result<Option<Self>, AudioError> {
+        let file = share.bytes();
         let mut decoder = Decoder::open(bytes, limits)?;
         while decoder.step()? {
             if !go_on() {
                 return Ok(None);
             }
-            share.set(decoder.bytes())?;
+            share.set(file + decoder.bytes())?;
         }
         let audio = decoder.finish()?;
-        share.set(audio.pcm.capacity() * size_of::<f32>())?;
+        let decoded = audio.pcm.capacity() * size_of::<f32>();
+        share.set(file + decoded)?;
         let voice = Voice::detect(&audio.pcm, go_on);
+        share.set(decoded)?;
         Ok(voice.map(|voice| Self {
             pcm: Arc::new(audio.pcm),
             voice,

@@ -226,8 +226,16 @@ async fn write_all(
         let Some((transcript, (file, output))) = next else {
             break;
         };
-        let written =
-            transcript.and_then(|transcript| write(args, file, output.as_deref(), &transcript));
+        let written = match (transcript, output) {
+            (Ok(transcript), Some(output)) => std::fs::write(output, body(args, &transcript))
+                .map_err(|error| format!("{}: {error}", output.display())),
+            // Nothing more can be handed over.
+            (Ok(transcript), None) => {
+                print(args, file, &transcript).map_err(|error| format!("stdout: {error}"))?;
+                Ok(())
+            }
+            (Err(error), _) => Err(error),
+        };
         if let Err(error) = written {
             failed += 1;
             Terminal::line(&format!("{}: {error}", file.display()));
@@ -286,7 +294,7 @@ impl Scribe<'_> {
         let path = file.to_owned();
         let share = Budget::new(usize::MAX).share();
         let open = move || {
-            let bytes = std::fs::read(&path).map_err(|error| error.to_string())?;
+            let bytes = read(&path)?;
             // The user's own file may be as large and as long as it likes.
             let limits = Limits {
                 max_bytes: usize::MAX,
@@ -305,8 +313,9 @@ impl Scribe<'_> {
             .unwrap_or(file.as_os_str())
             .to_string_lossy()
             .into_owned();
-        let seconds = |samples: usize| samples as u64 / u64::from(crate::audio::SAMPLE_RATE);
-        let total = seconds(recording.pcm.len()).max(1);
+        let seconds =
+            |samples: usize| (samples as u64).div_ceil(u64::from(crate::audio::SAMPLE_RATE));
+        let total = seconds(recording.pcm.len());
         self.progress.update(&label, 0, total);
         let listener = Windows::new(
             Arc::new(self.router.clone()),
@@ -335,32 +344,35 @@ impl Scribe<'_> {
     }
 }
 
-/// Writes a transcript to its file, or to stdout under the name of its file where there are several.
-fn write(
-    args: &TranscribeArgs,
-    file: &Path,
-    output: Option<&Path>,
-    transcript: &Transcript,
-) -> Result<(), String> {
-    let text = match args.format.as_str() {
+fn body(args: &TranscribeArgs, transcript: &Transcript) -> String {
+    match args.format.as_str() {
         "text" => transcript.plain(),
         "srt" => transcript.srt(),
         "vtt" => transcript.vtt(),
         "json" => format!("{}\n", transcript.json()),
         _ => format!("{}\n", transcript.verbose_json(true)),
-    };
-    match output {
-        Some(output) => {
-            std::fs::write(output, text).map_err(|error| format!("{}: {error}", output.display()))
-        }
-        None => {
-            if args.files.len() > 1 {
-                Terminal::say(&format!("==> {} <==", file.display()));
-            }
-            Terminal::say(text.trim_end_matches('\n'));
-            Ok(())
-        }
     }
+}
+
+/// To stdout, under the name of its file where there are several.
+fn print(args: &TranscribeArgs, file: &Path, transcript: &Transcript) -> std::io::Result<()> {
+    if args.files.len() > 1 {
+        Terminal::hand_over(&format!("==> {} <==", file.display()))?;
+    }
+    Terminal::hand_over(body(args, transcript).trim_end_matches('\n'))
+}
+
+/// The bytes of a file; `-` is stdin.
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    if path.is_dir() {
+        return Err("is a folder; name the files in it".to_owned());
+    }
+    let path = if path == Path::new("-") {
+        Path::new("/dev/stdin")
+    } else {
+        path
+    };
+    std::fs::read(path).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

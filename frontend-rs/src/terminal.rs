@@ -56,10 +56,16 @@ impl Terminal {
 
     /// Writes to stdout: what the user asked for, as opposed to what there is to say about it.
     pub fn say(text: &str) {
+        // A closed stdout is no reason to stop serving.
+        let _ = Self::hand_over(text);
+    }
+
+    /// Writes to stdout what must not be lost.
+    pub fn hand_over(text: &str) -> std::io::Result<()> {
         Self::flush();
-        TERMINAL.above_bars(|| {
-            let _ = writeln!(std::io::stdout(), "{text}");
-        });
+        let mut written = Ok(());
+        TERMINAL.above_bars(|| written = writeln!(std::io::stdout(), "{text}"));
+        written
     }
 
     /// Waits until all lines are written, for a short time.

@@ -1,11 +1,11 @@
-//! How much memory the decoded audio of all files may take together.
+//! How much memory the audio of all requests may take together.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
 use super::AudioError;
 
-/// Bytes for decoded audio, shared by all that decode.
+/// Bytes for uploads and what is decoded of them, shared by all requests.
 #[derive(Debug)]
 pub struct Budget {
     limit: usize,
@@ -38,6 +38,11 @@ pub struct Share {
 }
 
 impl Share {
+    /// Bytes that the file holds now.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// The file holds `bytes` now. Fails where it, or it and the others, would take more than there is; the share stays as
     /// it was then.
     pub fn set(&mut self, bytes: usize) -> Result<(), AudioError> {

@@ -67,8 +67,8 @@ pub enum AudioError {
         "the audio is longer than the server's limit of {limit_s} s; split it into shorter files"
     )]
     TooLong { limit_s: f64 },
-    #[error("decoded, the audio takes more than the {} MiB that the server has for audio (--max-audio-memory); split it \
-             into shorter files", limit >> 20)]
+    #[error("the file and its decoded audio take more than the {} MiB that the server has for audio \
+             (--max-audio-memory); split it into shorter files", limit >> 20)]
     BeyondMemory { limit: usize },
     #[error("the audio of other requests fills the {} MiB that the server has for it (--max-audio-memory); send the file \
              again later", limit >> 20)]

@@ -24,7 +24,9 @@ pub fn vtt<'a>(cues: impl IntoIterator<Item = Cue<'a>>) -> String {
     let mut out = String::from("WEBVTT\n\n");
     for cue in cues {
         let (start, end) = (time(cue.start_s, '.'), time(cue.end_s, '.'));
-        out += &format!("{start} --> {end}\n{}\n\n", text(cue.text));
+        // A bare `<` begins a tag, and players leave out what follows.
+        let text = text(cue.text).replace('&', "&amp;").replace('<', "&lt;");
+        out += &format!("{start} --> {end}\n{text}\n\n");
     }
     out
 }
@@ -60,14 +62,14 @@ mod tests {
         Cue {
             start_s: 3_599.999_6,
             end_s: 36_061.000_4,
-            text: " a --> b\n\nc ",
+            text: " a --> b < R&D\n\nc ",
         },
     ];
 
     #[test]
     fn srt_is_exact() {
         let wanted = "1\n00:00:01,000 --> 00:00:02,500\nHe was not an ill disposed young man,\n\n\
-                      2\n01:00:00,000 --> 10:01:01,000\na -> b\nc\n\n";
+                      2\n01:00:00,000 --> 10:01:01,000\na -> b < R&D\nc\n\n";
         assert_eq!(srt(CUES), wanted);
         assert_eq!(srt([]), "");
     }
@@ -76,7 +78,7 @@ mod tests {
     fn vtt_is_exact() {
         let wanted =
             "WEBVTT\n\n00:00:01.000 --> 00:00:02.500\nHe was not an ill disposed young man,\n\n\
-                      01:00:00.000 --> 10:01:01.000\na -> b\nc\n\n";
+                      01:00:00.000 --> 10:01:01.000\na -> b &lt; R&amp;D\nc\n\n";
         assert_eq!(vtt(CUES), wanted);
         assert_eq!(vtt([]), "WEBVTT\n\n");
     }

@@ -35,12 +35,23 @@ impl Settled {
         self.heard.no_speech > NO_SPEECH && self.heard.avg_logprob <= AVG_LOGPROB
     }
 
-    fn is_plausible(&self) -> bool {
+    pub fn is_plausible(&self) -> bool {
         let guessed = self.heard.avg_logprob < AVG_LOGPROB;
         if self.heard.no_speech > NO_SPEECH && guessed {
             return true;
         }
         self.compression_ratio <= COMPRESSION_RATIO && !guessed
+    }
+
+    /// Of two implausible texts, whether this one is nearer to one: it does not repeat itself, or is more probable.
+    fn is_better_than(&self, other: &Self) -> bool {
+        let rank = |s: &Self| {
+            (
+                s.compression_ratio <= COMPRESSION_RATIO,
+                s.heard.avg_logprob,
+            )
+        };
+        rank(self) > rank(other)
     }
 }
 
@@ -66,7 +77,7 @@ impl<L: Listener> Job<'_, L> {
         if speech.multilingual && language.is_none() && !previous.is_empty() {
             language = self.detect(audio.clone()).await?;
         }
-        let mut settled = None;
+        let mut best: Option<Settled> = None;
         for (rung, temperature) in (0u64..).zip(ladder(settings.temperature)) {
             let detect = speech.multilingual && language.is_none();
             let prompt = speech.prompt(previous, language, settings.task, context);
@@ -111,13 +122,15 @@ impl<L: Listener> Job<'_, L> {
                 heard,
             };
             let done = settings.ignore_eos || this.is_plausible();
-            settled = Some(this);
+            if done || best.as_ref().is_none_or(|best| this.is_better_than(best)) {
+                best = Some(this);
+            }
             if done {
                 break;
             }
         }
         Self::count(&self.tally.windows);
-        Ok(settled.expect("the ladder has a rung, as its start is at most 1"))
+        Ok(best.expect("the ladder has a rung, as its start is at most 1"))
     }
 }
 

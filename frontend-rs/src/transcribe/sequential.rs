@@ -8,7 +8,7 @@ use super::words::{self, Alignment};
 use super::{Job, Listener, Passage, Report, Written, HOP, WINDOW_FRAMES};
 use crate::audio::{ScoredToken, Segment, SAMPLE_RATE};
 
-/// Text of a window that was guessed at more than this temperature does not lead the next one.
+/// Text of a window that was guessed at more than this temperature does not lead the next one, nor does implausible text.
 const LEADS_BELOW: f32 = 0.5;
 
 impl<L: Listener> Job<'_, L> {
@@ -43,13 +43,14 @@ impl<L: Listener> Job<'_, L> {
                 continue;
             }
             let settled = self.window(audio, &previous, language).await?;
-            language = language.or(settled.language);
             if !forced && settled.is_silent() {
                 Self::count(&self.tally.silent);
                 seek += size;
                 report(&[], start + size * HOP);
                 continue;
             }
+            // Only now: noise has no language.
+            language = language.or(settled.language);
             let parts = split(&settled.heard.tokens, self.speech, size);
             let mut found = self.passages(&settled, &parts, start);
             let mut advance = if forced { size } else { parts.advance };
@@ -82,7 +83,8 @@ impl<L: Listener> Job<'_, L> {
                         .iter()
                         .flat_map(|passage| passage.segment.tokens.iter()),
                 );
-                if settled.temperature > LEADS_BELOW {
+                let implausible = !forced && !settled.is_plausible();
+                if settled.temperature > LEADS_BELOW || implausible {
                     previous.clear();
                 }
             }

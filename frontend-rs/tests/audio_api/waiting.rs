@@ -1,5 +1,6 @@
 //! Clients that go, workers that fail, and places that are taken.
 
+use std::future::Future;
 use std::time::Duration;
 
 use denizen_frontend::http::HttpConfig;
@@ -17,6 +18,18 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
         assert!(
             tokio::time::Instant::now() < deadline,
             "{what} does not happen"
+        );
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Polls a server until `holds`.
+async fn until_async<F: Future<Output = bool>>(what: &str, holds: impl Fn() -> F) {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+    while !holds().await {
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "{what}: that does not happen"
         );
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -166,4 +179,42 @@ async fn the_audio_of_all_files_together_is_bounded() {
     reply.ok();
     assert_eq!(held().await, 0.0, "given back");
     post(&server, TRANSCRIPTIONS, &minute, &[]).await.ok();
+}
+
+#[tokio::test]
+async fn files_on_their_way_count_too() {
+    let backend = Scripted::new(models(), |request| says(request, &[" x"]));
+    let config = HttpConfig {
+        max_audio_memory: 1 << 20,
+        ..HttpConfig::default()
+    };
+    let server = Server::with(config, backend).await;
+    let held = || async { metric(&server, "denizen_audio_memory_bytes").await as usize };
+    // Three quarters of what there is, and the file does not end there.
+    let part = vec![0; 3 << 18];
+    let mut slow = TcpStream::connect(server.address).await.unwrap();
+    let head = format!(
+        "POST {TRANSCRIPTIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: {CONTENT_TYPE}\r\ncontent-length: 9000000\r\n\r\n"
+    );
+    let form = form(&part, Some("a.wav"), &[("model", "whisper")]);
+    let open = &form[..form.len() - 100];
+    slow.write_all(head.as_bytes()).await.unwrap();
+    slow.write_all(open).await.unwrap();
+    until_async("most of it is held", || async {
+        held().await > part.len() - 1000
+    })
+    .await;
+    // Ten seconds: 320 kB.
+    let other = wav(&speech_for(10));
+    let reply = post(&server, TRANSCRIPTIONS, &other, &[]).await;
+    assert_eq!(
+        (reply.status, reply.code()),
+        (429, json!("rate_limit_exceeded"))
+    );
+    drop(slow);
+    until_async("it is given back", || async { held().await == 0 }).await;
+    // A second: 32 kB, and 64 kB decoded.
+    let other = wav(&speech_for(1));
+    post(&server, TRANSCRIPTIONS, &other, &[]).await.ok();
+    assert_eq!(held().await, 0);
 }

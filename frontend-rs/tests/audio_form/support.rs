@@ -6,6 +6,7 @@ use axum::http::{header, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::Router;
+use denizen_frontend::audio::Budget;
 use denizen_frontend::http::multipart::Transcription;
 use denizen_frontend::speech::Task;
 use serde_json::Value;
@@ -57,7 +58,8 @@ pub async fn post_body(
     let endpoint = |task| {
         let sender = sender.clone();
         post(move |request: Request| async move {
-            match Transcription::read(request, task, LIMIT).await {
+            let mut share = Budget::new(usize::MAX).share();
+            match Transcription::read(request, task, LIMIT, &mut share).await {
                 Ok(form) => {
                     sender.send(form).await.expect("the test waits");
                     StatusCode::OK.into_response()

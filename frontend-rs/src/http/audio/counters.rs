@@ -67,7 +67,7 @@ impl Counters {
         let (name, used) = ("denizen_audio_memory_bytes", self.memory.used());
         let _ = writeln!(
             out,
-            "# HELP {name} Bytes that decoded audio takes now.\n# TYPE {name} gauge\n{name} {used}"
+            "# HELP {name} Bytes that uploads and decoded audio take now.\n# TYPE {name} gauge\n{name} {used}"
         );
         out
     }

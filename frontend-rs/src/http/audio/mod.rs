@@ -56,7 +56,8 @@ pub struct Work {
 
 async fn answer(app: Arc<App>, request: Request, task: Task) -> Result<Response, ApiError> {
     let admission = run::admit(&app)?;
-    let form = Transcription::read(request, task, app.config.max_upload);
+    let mut share = app.audio.memory.share();
+    let form = Transcription::read(request, task, app.config.max_upload, &mut share);
     let form = tokio::time::timeout_at(admission.deadline, form)
         .await
         .unwrap_or_else(|_| Err(ApiError::slow_body(app.config.request_timeout)))?;
@@ -67,7 +68,6 @@ async fn answer(app: Arc<App>, request: Request, task: Task) -> Result<Response,
         form.stream,
     );
     let limits = limits(&app);
-    let share = app.audio.memory.share();
     let open =
         move |go_on: &mut dyn FnMut() -> bool| Ok(Recording::open(&file, &limits, share, go_on)?);
     let work = Work::prepare(&app, admission.deadline, form, open).await?;

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use super::super::body::too_large;
 use super::super::error::ApiError;
+use crate::audio::Share;
 
 /// Text fields of a form; the audio endpoints have about 15.
 const MAX_FIELDS: usize = 128;
@@ -36,8 +37,9 @@ pub struct Form {
 }
 
 impl Form {
-    /// Reads the body; at most `limit` bytes, and one file, in the field `file`.
-    pub async fn read(request: Request, limit: usize) -> Result<Self, ApiError> {
+    /// Reads the body; at most `limit` bytes, and one file, in the field `file`. What it takes is counted in `share` as it
+    /// comes.
+    pub async fn read(request: Request, limit: usize, share: &mut Share) -> Result<Self, ApiError> {
         let given = request.headers().get(header::CONTENT_TYPE);
         let boundary = given
             .and_then(|given| multer::parse_boundary(given.to_str().ok()?).ok())
@@ -71,7 +73,7 @@ impl Form {
                     return Err(ApiError::invalid("file", message));
                 }
                 let name = part.file_name().map(str::to_owned);
-                let bytes = read_part(part, "file", limit, limit).await?;
+                let bytes = read_part(part, "file", limit, limit, share).await?;
                 form.file = Some(Upload { bytes, name });
                 continue;
             }
@@ -79,7 +81,7 @@ impl Form {
                 let message = format!("the form has more than {MAX_FIELDS} fields");
                 return Err(invalid(&message));
             }
-            let bytes = read_part(part, &name, MAX_TEXT, limit).await?;
+            let bytes = read_part(part, &name, MAX_TEXT, limit, share).await?;
             let value = String::from_utf8(bytes.into()).map_err(|_| {
                 let message = format!("'{name}' is not UTF-8 text; encode it as UTF-8");
                 ApiError::invalid(&name, message)
@@ -198,13 +200,16 @@ async fn read_part(
     name: &str,
     limit: usize,
     body_limit: usize,
+    share: &mut Share,
 ) -> Result<Bytes, ApiError> {
     let mut bytes = BytesMut::new();
+    let before = share.bytes();
     while let Some(chunk) = part.chunk().await.map_err(|e| fault(&e, body_limit))? {
         if bytes.len() + chunk.len() > limit {
             let message = format!("'{name}' has more than {limit} bytes; shorten it");
             return Err(ApiError::invalid(name, message));
         }
+        share.set(before + bytes.len() + chunk.len())?;
         bytes.extend_from_slice(&chunk);
     }
     Ok(bytes.freeze())

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::super::error::ApiError;
 use super::form::Form;
-use crate::audio::{language, AudioError};
+use crate::audio::{language, AudioError, Share};
 use crate::speech::Task;
 
 pub use super::form::Upload;
@@ -95,9 +95,14 @@ pub struct Transcription<F = Upload> {
 }
 
 impl Transcription {
-    /// Reads the form in a request's body of at most `limit` bytes.
-    pub async fn read(request: Request, task: Task, limit: usize) -> Result<Self, ApiError> {
-        Self::take(Form::read(request, limit).await?, task, Form::file)
+    /// Reads the form in a request's body of at most `limit` bytes, which are counted in `share`.
+    pub async fn read(
+        request: Request,
+        task: Task,
+        limit: usize,
+        share: &mut Share,
+    ) -> Result<Self, ApiError> {
+        Self::take(Form::read(request, limit, share).await?, task, Form::file)
     }
 }
 

@@ -14,6 +14,9 @@ pub(super) const S: usize = crate::audio::SAMPLE_RATE as usize;
 struct Scripted<F> {
     script: F,
     asked: Mutex<Vec<Attempt>>,
+    answered: AtomicU64,
+    /// Most attempts that waited for their answers together.
+    at_once: AtomicU64,
 }
 
 impl<F: Fn(usize, &Attempt) -> Heard + Sync> Listener for Scripted<F> {
@@ -23,10 +26,13 @@ impl<F: Fn(usize, &Attempt) -> Heard + Sync> Listener for Scripted<F> {
         let number = {
             let mut asked = self.asked.lock().unwrap();
             asked.push(attempt.clone());
+            let waiting = asked.len() as u64 - self.answered.load(Ordering::Relaxed);
+            self.at_once.fetch_max(waiting, Ordering::Relaxed);
             asked.len() - 1
         };
         // Lets pieces that run at once take turns.
         tokio::task::yield_now().await;
+        self.answered.fetch_add(1, Ordering::Relaxed);
         Ok((self.script)(number, &attempt))
     }
 }
@@ -34,6 +40,7 @@ impl<F: Fn(usize, &Attempt) -> Heard + Sync> Listener for Scripted<F> {
 pub(super) struct Outcome {
     pub(super) transcript: Transcript,
     pub(super) asked: Vec<Attempt>,
+    pub(super) at_once: u64,
     pub(super) tally: Tally,
     pub(super) reported: Vec<String>,
 }
@@ -62,6 +69,8 @@ pub(super) fn run(
     let listener = Scripted {
         script,
         asked: Mutex::default(),
+        answered: AtomicU64::new(0),
+        at_once: AtomicU64::new(0),
     };
     let tally = Tally::default();
     let job = Job {
@@ -84,10 +93,12 @@ pub(super) fn run(
     let texts: Vec<_> = transcript.segments.iter().map(|s| s.text.clone()).collect();
     assert_eq!(reported, texts, "what is reported is the transcript");
     check(&transcript);
+    let at_once = listener.at_once.into_inner();
     let asked = listener.asked.into_inner().unwrap();
     Outcome {
         transcript,
         asked,
+        at_once,
         tally,
         reported,
     }

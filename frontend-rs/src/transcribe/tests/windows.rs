@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::super::toy::{voice, DE, EN, PREV, SOT, TRANSCRIBE, TRANSLATE};
+use super::super::toy::{voice, DE, EN, PREV, SOT, TRANSCRIBE, TRANSLATE, ZH};
 use super::*;
 
 #[test]
@@ -106,12 +106,27 @@ fn bad_windows_are_heard_again_at_growing_temperatures() {
     assert_eq!(outcome.transcript.text(), "right");
     assert!((outcome.transcript.segments[0].temperature - 0.4).abs() < 1e-6);
     assert_eq!(outcome.tally.fallbacks.into_inner(), 2);
-    // None is good: the last one counts.
+}
+
+#[test]
+fn where_no_attempt_is_good_the_most_probable_without_repetition_counts_and_does_not_lead() {
     let mut settings = settings();
-    settings.temperature = 0.5;
-    let outcome = run(&settings, &all(5.0), |_, _| bad.clone());
-    assert_eq!(outcome.asked.len(), 3);
-    assert_eq!(outcome.transcript.text(), "um");
+    settings.prompt = vec![9];
+    let guess = |words: &str, avg_logprob| Heard {
+        avg_logprob,
+        ..said(&[(0.0, words, 30.0)], false)
+    };
+    let outcome = run(&settings, &all(60.0), |number, _| match number {
+        0 => guess(&" thank you".repeat(20), -0.1),
+        1 => guess(" um", -1.5),
+        2 => guess(" uh", -1.4),
+        3..=5 => guess(" nonsense", -4.0),
+        _ => said(&[(0.0, " right", 2.0)], false),
+    });
+    assert_eq!(outcome.asked.len(), 7);
+    assert_eq!(outcome.transcript.text(), "uh right");
+    assert!((outcome.transcript.segments[0].temperature - 0.4).abs() < 1e-6);
+    assert_eq!(outcome.asked[6].prompt, [SOT, EN, TRANSCRIBE]);
 }
 
 #[test]
@@ -170,6 +185,34 @@ fn the_first_window_tells_the_language() {
     });
     assert_eq!(outcome.asked[0].forced, [TRANSLATE]);
     assert_eq!(outcome.transcript.language, "en", "of the text");
+}
+
+#[test]
+fn noise_before_the_speech_has_no_say_in_the_language() {
+    let script = |number: usize, attempt: &Attempt| {
+        let (no_speech, avg_logprob, language) = match number {
+            0 => (0.9, -1.5, ZH),
+            _ => (0.1, -0.2, DE),
+        };
+        let mut heard = said(&[(0.0, " ja", 30.0)], false);
+        if attempt.detect {
+            heard.tokens.splice(0..0, [language, TRANSCRIBE]);
+        }
+        Heard {
+            no_speech,
+            avg_logprob,
+            ..heard
+        }
+    };
+    let mut settings = settings();
+    settings.language = None;
+    let voice = voice(&[0..29 * S, 31 * S..59 * S], 60 * S);
+    for mode in [Mode::Sequential, Mode::Parallel(Pauses::default())] {
+        settings.mode = mode;
+        let outcome = run(&settings, &voice, script);
+        assert_eq!(outcome.transcript.language, "de", "{mode:?}");
+        assert_eq!(outcome.transcript.text(), "ja");
+    }
 }
 
 #[test]
@@ -282,6 +325,7 @@ fn pieces_are_heard_at_once_without_each_others_text_and_come_out_in_order() {
     };
     let outcome = run(&settings, &voice, script);
     assert!(outcome.asked.len() >= 4);
+    assert_eq!(outcome.at_once, outcome.asked.len() as u64);
     assert!(outcome
         .asked
         .iter()
@@ -326,6 +370,11 @@ fn a_piece_that_was_not_heard_to_its_end_is_gone_on_with() {
         _ => said(&[(0.0, " b", 8.0)], false),
     });
     assert_eq!(outcome.asked[1].audio, 12 * S..20 * S);
+    assert_eq!(
+        outcome.asked[1].prompt,
+        [SOT, EN, TRANSCRIBE],
+        "without its text"
+    );
     assert_eq!(outcome.transcript.text(), "a b");
 }
 
