@@ -17,7 +17,7 @@ from denizen.bench.errors import BenchError
 if TYPE_CHECKING:
     from pathlib import Path
 
-FP8, BF16, FP32 = 1, 2, 4
+INT8, BF16, FP32 = 1, 2, 4
 _COPY_BYTES = {"cuda": 4 << 30, "cpu": 256 << 20}
 _ROUNDS = 10
 

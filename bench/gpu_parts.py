@@ -13,7 +13,7 @@ from denizen.bench import checkpoint, environment, phases, state_quality
 from denizen.bench.client import TextTarget
 from denizen.bench.crew import Limits
 from denizen.bench.errors import BenchError
-from denizen.bench.floor import BF16, FP8, FP32, copy_rate, mean_context, traffic
+from denizen.bench.floor import BF16, FP32, INT8, copy_rate, mean_context, traffic
 from denizen.bench.gpu_run import MODEL, GpuRun
 from denizen.bench.levels import collect, run_levels
 from denizen.bench.load import ClosedLoop
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from denizen.bench.server import Server
 
 
-PARTS = ("floor", "loops", "wave", "bf16-state", "abba", "context", "state-quality", "fp8-head")
+PARTS = ("floor", "loops", "wave", "bf16-state", "abba", "context", "state-quality", "int8-head")
 #: The others would take longer than the budget.
 DEFAULT_PARTS = PARTS[:-1]
 #: Requests a user and pass: enough that start and end of a pass weigh little, few enough for some 20 s.
@@ -93,7 +93,7 @@ class Bench(GpuRun[Load, LoadSummary]):
         for kind, state, head in (
             ("rows", FP32, BF16),
             ("rows_bf16_state", BF16, BF16),
-            ("rows_fp8_head", FP32, FP8),
+            ("rows_int8_head", FP32, INT8),
         ):
             rows[kind] = {}
             for users in options.concurrency:
@@ -129,10 +129,10 @@ class Bench(GpuRun[Load, LoadSummary]):
         serve = partial(self._timed, key="abba")
         self.report.figures["resident_over_host_planned"] = self._in_turns(sides, _PLANNED_REQUESTS, serve)
 
-    def fp8_head(self) -> None:
-        """The LM head in fp8 and in the model's type."""
-        sides = {"fp8 head": ["--head-dtype", "fp8"], "bf16 head": []}
-        self.report.figures["fp8_over_bf16_head"] = self._in_turns(sides, _HEAD_REQUESTS, self.serve)
+    def int8_head(self) -> None:
+        """The LM head in int8 and in the model's type."""
+        sides = {"int8 head": ["--head-dtype", "int8"], "bf16 head": []}
+        self.report.figures["int8_over_bf16_head"] = self._in_turns(sides, _HEAD_REQUESTS, self.serve)
 
     def _in_turns(
         self, sides: dict[str, list[str]], requests: int, serve: Callable[[list[Load], list[str]], None]

@@ -31,11 +31,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "(copy rate and the memory floor of a step), loops (closed loops), wave (requests that start together, no "
         "admissions in between), bf16-state (loops with a bf16 recurrent state), abba (resident, host-planned, "
         "host-planned, resident; with phase timers), context (phase timers at short and long contexts), state-quality "
-        "(logits with fp32 and bf16 states and an fp8 head against fp32 transformers), fp8-head (loops with the head "
-        "in fp8, bf16, bf16, fp8).",
+        "(logits with fp32 and bf16 states and an int8 head against fp32 transformers), int8-head (loops with the head "
+        "in int8, bf16, bf16, int8).",
     )
     parser.add_argument(
-        "--parts", nargs="+", choices=PARTS, default=list(DEFAULT_PARTS), help="default: all but fp8-head"
+        "--parts", nargs="+", choices=PARTS, default=list(DEFAULT_PARTS), help="default: all but int8-head"
     )
     parser.add_argument(
         "--out", type=folder, required=True, metavar="DIR", help="for the result in every form, and server.log"
@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
             "abba": bench.abba,
             "context": bench.context,
             "state-quality": bench.quality,
-            "fp8-head": bench.fp8_head,
+            "int8-head": bench.int8_head,
         }.items():
             if name in parts:
                 bench.attempt(name, part)
@@ -106,7 +106,7 @@ def _beside_the_floor(report: Report, loads: dict[str, LoadResult[LoadSummary]])
     """Output tokens/s of each load over what the memory floor of a step allows its users."""
     floors: dict[str, dict[int, Any]] = report.figures.get("floor", {})
     for name, load in loads.items():
-        kinds = {"bf16 state": "rows_bf16_state", "fp8 head": "rows_fp8_head"}
+        kinds = {"bf16 state": "rows_bf16_state", "int8 head": "rows_int8_head"}
         kind = next((kind for begin, kind in kinds.items() if name.startswith(begin)), "rows")
         if found := floors.get(kind, {}).get(load.load["concurrency"]):
             share = load.summary.output_tokens_per_s / found["tokens_per_s"]

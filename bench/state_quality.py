@@ -1,8 +1,8 @@
-"""What a bf16 recurrent state or an fp8 head costs in quality: long texts, teacher-forced, against fp32 `transformers`.
+"""What a bf16 recurrent state or an int8 head costs in quality: long texts, teacher-forced, against `transformers`.
 
 `python -m denizen.bench.state_quality CHECKPOINT DEVICE TEXTS TOKENS SEED` prints one JSON line; a process of its own,
 so that it keeps no memory. Each text is fed token by token through captured decode steps of a worker, with the state in
-fp32, in bf16, and in fp32 with an fp8 head, all else being the worker's own on that device. What the first differs by
+fp32, in bf16, and in fp32 with an int8 head, all else being the worker's own on that device. What the first differs by
 from the reference is the price of bf16 arithmetic; what the others differ by more is the state's and the head's.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 #: Types of the recurrent state and of the head.
-VARIANTS = {"float32": ("float32", "auto"), "bfloat16": ("bfloat16", "auto"), "float32, fp8 head": ("float32", "fp8")}
+VARIANTS = {"float32": ("float32", "auto"), "bfloat16": ("bfloat16", "auto"), "float32, int8 head": ("float32", "int8")}
 #: Positions a text at which logits are compared, spread evenly, and parts of a text that are averaged by themselves.
 _POSITIONS, _PARTS = 256, 4
 #: Tokens of each text that are prefilled.

@@ -81,7 +81,7 @@ class WorkerConfig:
             device=device,
             threads=_optional_integer(values, "threads"),
             models=_models(values),
-            head_dtype=_choice(values, "head_dtype", "auto", "fp8"),
+            head_dtype=_choice(values, "head_dtype", "auto", "int8"),
             pools=PoolConfig(
                 _integer(values, "page_size", 16),
                 _optional_integer(values, "kv_tokens"),

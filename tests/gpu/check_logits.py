@@ -6,7 +6,7 @@ import copy
 import gc
 
 import torch
-from denizen.kernels.fp8_linear import Fp8Weight
+from denizen.kernels.int8_linear import Int8Weight
 from denizen.worker.config import EngineConfig, PoolConfig, SchedulerConfig
 from denizen.worker.models.checkpoint import Checkpoint
 from denizen.worker.models.registry import model_class
@@ -74,12 +74,12 @@ def test_every_position_through_the_scheduler() -> None:
         assert_empty(served)
 
 
-def test_a_head_in_fp8() -> None:
+def test_a_head_in_int8() -> None:
     """Against transformers with the head's weights rounded."""
     folder, model = checkpoint("qwen3_5")
     rounded = copy.deepcopy(model)
-    rounded.lm_head.weight = torch.nn.Parameter(Fp8Weight.quantize(model.lm_head.weight.detach()).dequantize())
-    served = serve(folder, rows=8, chunk=256, buckets=[8], head_dtype="fp8")
+    rounded.lm_head.weight = torch.nn.Parameter(Int8Weight.quantize(model.lm_head.weight.detach()).dequantize())
+    served = serve(folder, rows=8, chunk=256, buckets=[8], head_dtype="int8")
     sequences = texts(6, 20, 300)
     found, off = Difference(), Difference()
     for ids, got in zip(
@@ -87,7 +87,7 @@ def test_a_head_in_fp8() -> None:
     ):
         found.add(got, reference(rounded, ids))
         off.add(got, reference(model, ids))
-    found.check("qwen3_5, fp8 head")
+    found.check("qwen3_5, int8 head")
     assert off.squares > 1.2 * found.squares, "the head's rounding does not show"
     assert_empty(served)
 

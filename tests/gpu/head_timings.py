@@ -1,4 +1,4 @@
-"""µs of an LM head of Qwen3.5-0.8B's shape: in bf16, and in fp8 with launch shapes to choose from.
+"""µs of an LM head of Qwen3.5-0.8B's shape: in bf16, and in int8 with launch shapes to choose from.
 
 ``python3 tests/gpu/head_timings.py [--rows 1,16,128]``. Every shape is held to the reference; the table comes last.
 """
@@ -14,7 +14,7 @@ _HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(_HERE.parents[1] / "python"), str(_HERE)]
 
 import torch  # noqa: E402
-from denizen.kernels.fp8_linear import Fp8Weight, Tiling, choose_tiling, fp8_linear  # noqa: E402
+from denizen.kernels.int8_linear import Int8Weight, Tiling, choose_tiling, int8_linear  # noqa: E402
 from gpu_support import CUDA, microseconds  # noqa: E402
 from torch.nn.functional import linear  # noqa: E402
 
@@ -68,7 +68,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.manual_seed(0)
     dense = [(torch.randn(OUTPUTS, INPUTS, device=CUDA) * 0.0375).to(torch.bfloat16) for _ in range(_COPIES)]
-    packed = [Fp8Weight.quantize(weight) for weight in dense]
+    packed = [Int8Weight.quantize(weight) for weight in dense]
     values = packed[0].dequantize()
     table, wrong = [], 0
     for rows in map(int, options.rows.split(",")):
@@ -79,8 +79,8 @@ def main() -> int:
         times: list[tuple[float, str]] = []
         for number, tiling in enumerate(candidates(rows)):
             try:
-                error = relative_error(fp8_linear(x, packed[0], tiling), want)
-                run = partial(lambda i, x, tiling: fp8_linear(x, packed[i], tiling), x=x, tiling=tiling)
+                error = relative_error(int8_linear(x, packed[0], tiling), want)
+                run = partial(lambda i, x, tiling: int8_linear(x, packed[i], tiling), x=x, tiling=tiling)
                 times.append((microseconds(run, _COPIES), str(tiling)))
             except Exception as failure:  # a shape that does not fit; the others count
                 print(f"{rows:4} rows  {tiling}: {str(failure).splitlines()[0]}", flush=True)

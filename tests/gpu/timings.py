@@ -10,11 +10,11 @@ from denizen.kernels.attention_inputs import attention_inputs, rope_table
 from denizen.kernels.conv import causal_conv_prefill
 from denizen.kernels.decode_step import DecodeInputs, advance_rows, decode_inputs
 from denizen.kernels.filter import filter_threshold
-from denizen.kernels.fp8_linear import Fp8Weight, fp8_linear
 from denizen.kernels.gate import sigmoid_gate, silu_mul
 from denizen.kernels.gated_delta import gated_delta_prefill
 from denizen.kernels.gated_delta_decode import gated_delta_decode_triton
 from denizen.kernels.gated_delta_gates import gated_delta_gates
+from denizen.kernels.int8_linear import Int8Weight, int8_linear
 from denizen.kernels.narrow_linear import Tiling, Use, choose_tiling, narrow_linear, narrow_silu_mul
 from denizen.kernels.norm import add_rms_norm
 from denizen.kernels.page_gather import page_gather
@@ -170,8 +170,8 @@ def head(rows: int) -> Iterator[tuple[str, float]]:
     weights = [_half(248320, 1024) * 1024**-0.5 for _ in range(2)]
     x = _half(rows, 1024)
     yield "LM head, bf16", microseconds(lambda i: linear(x, weights[i]), 2)
-    packed = [Fp8Weight.quantize(weight) for weight in weights]
-    yield "LM head, fp8", microseconds(lambda i: fp8_linear(x, packed[i]), 2)
+    packed = [Int8Weight.quantize(weight) for weight in weights]
+    yield "LM head, int8", microseconds(lambda i: int8_linear(x, packed[i]), 2)
 
 
 def delta_prefill(rows: int, tokens: int) -> Iterator[tuple[str, float]]:

@@ -20,10 +20,10 @@ from denizen.kernels import (
     conv,
     decode_step,
     filter,
-    fp8_linear,
     gate,
     gated_delta_chunk,
     gated_delta_decode,
+    int8_linear,
     layer_norm,
     mailbox,
     narrow_linear,
@@ -161,11 +161,11 @@ def test_products(compiled: dict[str, str], tokens: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 32, 64, 128, 256, 1024])
-def test_fp8_head(compiled: dict[str, str], tokens: int) -> None:
+def test_int8_head(compiled: dict[str, str], tokens: int) -> None:
     """Of Qwen3.5-0.8B, and of a model with fewer inputs."""
     for outputs, inputs in ((248320, 1024), (49152, 576)):
-        weight = fp8_linear.Fp8Weight(torch.zeros(inputs // 64, outputs, 32, dtype=torch.int16), torch.zeros(outputs))
-        fp8_linear.fp8_linear_triton(_half(tokens, inputs), weight)
+        weight = int8_linear.Int8Weight(torch.zeros(inputs // 64, outputs, 32, dtype=torch.int16), torch.zeros(outputs))
+        int8_linear.int8_linear_triton(_half(tokens, inputs), weight)
 
 
 @pytest.mark.parametrize("width", [512, 1280])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from denizen.kernels.fp8_linear import BLOCK, Fp8Weight, fp8_linear
 from denizen.kernels.gate import silu_mul
+from denizen.kernels.int8_linear import BLOCK, Int8Weight, int8_linear
 from denizen.kernels.narrow_linear import Tiling, Use, choose_tiling, narrow_linear, narrow_silu_mul
 from denizen.kernels.overlap import overlap
 from denizen.worker.errors import ConfigError
@@ -81,8 +81,8 @@ class Linear:
 def lm_head(weight: torch.Tensor, dtype: str) -> Head:
     """The last product, whose weight is ``[vocab, hidden]`` of the model's type; a tied embedding is left as it is.
 
-    ``dtype`` "auto" keeps the type; "fp8" rounds the weight to e4m3 with one scale a row, which the GPU then reads. A
-    CPU computes with the rounded weight in the model's type: no faster, but the same logits.
+    ``dtype`` "auto" keeps the type; "int8" rounds the weight to 8 bits with one scale a row, which the GPU then reads.
+    A CPU computes with the rounded weight in the model's type: no faster, but the same logits.
 
     Raises :class:`ConfigError` for a model whose hidden size the kernel does not take.
     """
@@ -90,10 +90,10 @@ def lm_head(weight: torch.Tensor, dtype: str) -> Head:
         return Linear(weight)
     if weight.shape[1] % BLOCK:
         raise ConfigError(
-            f"an LM head in fp8 needs a hidden size that is a multiple of {BLOCK}, not {weight.shape[1]}; "
+            f"an LM head in int8 needs a hidden size that is a multiple of {BLOCK}, not {weight.shape[1]}; "
             "serve this model with --head-dtype auto"
         )
-    rounded = Fp8Weight.quantize(weight)
+    rounded = Int8Weight.quantize(weight)
     if not weight.is_cuda:
         return Linear(rounded.dequantize().to(weight.dtype))
-    return lambda hidden: fp8_linear(hidden, rounded)
+    return lambda hidden: int8_linear(hidden, rounded)

@@ -136,7 +136,7 @@ mod tests {
                 page_size: Some(16),
                 kv_tokens: None,
                 state_dtype: None,
-                head_dtype: Some("fp8".into()),
+                head_dtype: Some("int8".into()),
                 max_rows: None,
                 max_context: Some(4096),
                 prefill_chunk: None,
@@ -149,7 +149,7 @@ mod tests {
             json,
             serde_json::json!({
                 "worker": 1, "device": "cuda:3", "threads": null, "models": [{"name": "m", "path": "/p"}],
-                "page_size": 16, "kv_tokens": null, "state_dtype": null, "head_dtype": "fp8", "max_rows": null,
+                "page_size": 16, "kv_tokens": null, "state_dtype": null, "head_dtype": "int8", "max_rows": null,
                 "max_context": 4096, "prefill_chunk": null, "overlap": true, "resident": false,
             })
         );

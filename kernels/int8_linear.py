@@ -1,11 +1,12 @@
-"""A product with a weight kept in fp8, one scale a row: half the bytes of bf16, where reading the weight is the time.
+"""A product with a weight kept in int8, one scale a row: half the bytes of bf16, where reading the weight is the time.
 
 Weight only: tokens stay bf16. The kernel turns the weight into bf16 in registers, exactly, multiplies on the tensor
 cores with fp32 sums, and scales the sums. As in ``kernels/narrow_linear.py`` the weight is the left operand.
 
 The weight lies in blocks of 64 columns, whose rows follow each other: what a program reads at once is one piece. Two
 values share a 16-bit word, column ``j`` of a block in the low byte and column ``32 + j`` in the high one. Words are
-loaded into the tensor cores' layout as bf16 would be; each becomes an element of either half's operand.
+loaded into the tensor cores' layout as bf16 would be; each becomes an element of either half's operand. A byte is a
+sign and a size, from which the bf16 number is four instructions away.
 
 A token's result depends on the number of tokens, which chooses the tiling, and never on the other tokens.
 """
@@ -19,8 +20,8 @@ from denizen.kernels.jit import interpreted, jit, power_of_two, tl
 from denizen.kernels.overlap import overlap, wait
 from torch.nn.functional import linear
 
-#: The greatest e4m3 number.
-_GREATEST = 448.0
+#: The greatest magnitude: 8 bits hold a sign and 7 bits of size.
+_GREATEST = 127
 #: Columns of a block; inputs come in multiples of it. A program takes a block a turn.
 BLOCK = 64
 _WORDS = BLOCK // 2
@@ -31,15 +32,15 @@ _ROWS_AT_ONCE = 1 << 14
 
 
 @dataclass(frozen=True)
-class Fp8Weight:
-    """A weight ``[outputs, inputs]`` in e4m3."""
+class Int8Weight:
+    """A weight ``[outputs, inputs]`` of whole numbers from -127 to 127 with a scale a row."""
 
     pairs: torch.Tensor  #: int16 ``[inputs / 64, outputs, 32]``
     scale: torch.Tensor  #: fp32 ``[outputs]``
 
     @classmethod
-    def quantize(cls, weight: torch.Tensor) -> Fp8Weight:
-        """Each row's greatest magnitude becomes the greatest e4m3 number. ``inputs``: a multiple of 64."""
+    def quantize(cls, weight: torch.Tensor) -> Int8Weight:
+        """Each row's greatest magnitude becomes 127. ``inputs``: a multiple of 64."""
         outputs, inputs = weight.shape
         pairs = torch.empty((inputs // BLOCK, outputs, _WORDS), dtype=torch.int16, device=weight.device)
         scale = torch.empty(outputs, dtype=torch.float32, device=weight.device)
@@ -48,14 +49,16 @@ class Fp8Weight:
             part = weight[rows].float()
             greatest = part.abs().amax(1)
             scale[rows] = torch.where(greatest > 0, greatest / _GREATEST, 1.0)
-            values = (part / scale[rows, None]).to(torch.float8_e4m3fn).view(len(part), -1, 2, _WORDS)
+            size = (part.abs() / scale[rows, None]).round().to(torch.uint8)
+            values = (size | (part < 0).to(torch.uint8) << 7).view(len(part), -1, 2, _WORDS)
             pairs[:, rows] = values.permute(1, 0, 3, 2).contiguous().view(torch.int16).squeeze(-1)
         return cls(pairs, scale)
 
     def values(self) -> torch.Tensor:
         """fp32 ``[outputs, inputs]``, not yet scaled."""
-        halves = self.pairs.unsqueeze(-1).view(torch.float8_e4m3fn).float()
-        return halves.permute(1, 0, 3, 2).flatten(1)
+        halves = self.pairs.unsqueeze(-1).view(torch.uint8).permute(1, 0, 3, 2).flatten(1)
+        size = (halves & 0x7F).float()
+        return torch.where(halves > 0x7F, -size, size)
 
     def dequantize(self) -> torch.Tensor:
         """fp32 ``[outputs, inputs]``."""
@@ -81,13 +84,13 @@ def choose_tiling(tokens: int) -> Tiling:
     return Tiling(128, 128, 4, 8)
 
 
-def fp8_linear(x: torch.Tensor, weight: Fp8Weight, tiling: Tiling | None = None) -> torch.Tensor:
+def int8_linear(x: torch.Tensor, weight: Int8Weight, tiling: Tiling | None = None) -> torch.Tensor:
     """``x @ weight.T``: ``x`` ``[T, inputs]``, bf16 on a GPU; ``[T, outputs]`` of its type.
 
     ``tiling`` None = that of :func:`choose_tiling`.
     """
     if x.is_cuda:
-        return fp8_linear_triton(x, weight, tiling)
+        return int8_linear_triton(x, weight, tiling)
     return (linear(x.float(), weight.values()) * weight.scale).to(x.dtype)
 
 
@@ -95,41 +98,36 @@ def fp8_linear(x: torch.Tensor, weight: Fp8Weight, tiling: Tiling | None = None)
 def _halves(pair: tl.tensor, ASM: tl.constexpr) -> tl.tuple:
     """The low and the high byte of each word as bf16, exactly.
 
-    Sign, exponent and mantissa go where bf16 has them; the product with 2**120 makes up for the exponents' biases, also
-    of numbers that are subnormal in e4m3 and so in what is multiplied.
+    A size in the mantissa of 128 makes 128 + size; 128 is taken away again, both with the byte's sign.
     """
     if ASM:
         # Two words at a time: the compiler would take them one by one.
         return tl.inline_asm_elementwise(
             """{
-            .reg .b32 sign, rest;
-            shl.b32 sign, $2, 8;
-            and.b32 sign, sign, 0x80008000;
-            shl.b32 rest, $2, 4;
-            lop3.b32 rest, rest, 0x07f007f0, sign, 0xEA;
-            mul.rn.bf16x2 $0, rest, $3;
-            and.b32 sign, $2, 0x80008000;
-            shr.u32 rest, $2, 4;
-            lop3.b32 rest, rest, 0x07f007f0, sign, 0xEA;
-            mul.rn.bf16x2 $1, rest, $3;
+            .reg .b32 base, number;
+            shl.b32 base, $2, 8;
+            lop3.b32 base, base, 0x80008000, 0x43004300, 0xEA;
+            lop3.b32 number, $2, 0x007f007f, base, 0xEA;
+            sub.rn.bf16x2 $0, number, base;
+            shr.u32 number, $2, 8;
+            lop3.b32 base, $2, 0x80008000, 0x43004300, 0xEA;
+            lop3.b32 number, number, 0x007f007f, base, 0xEA;
+            sub.rn.bf16x2 $1, number, base;
             }""",
-            "=r,=r,r,r",
-            [pair, tl.full(pair.shape, 0x7B80, tl.int16)],
+            "=r,=r,r",
+            [pair],
             dtype=(tl.bfloat16, tl.bfloat16),
             is_pure=True,
             pack=2,
         )
     word = pair.to(tl.int32)
-    low = ((word & 0x80) << 24) | ((word & 0x7F) << 20)
-    high = ((word & 0x8000) << 16) | ((word & 0x7F00) << 12)
-    return (
-        (low.to(tl.float32, bitcast=True) * 2.0**120).to(tl.bfloat16),
-        (high.to(tl.float32, bitcast=True) * 2.0**120).to(tl.bfloat16),
-    )
+    low = tl.where(word & 0x80 != 0, -(word & 0x7F), word & 0x7F)
+    high = tl.where(word & 0x8000 != 0, -((word >> 8) & 0x7F), (word >> 8) & 0x7F)
+    return low.to(tl.float32).to(tl.bfloat16), high.to(tl.float32).to(tl.bfloat16)
 
 
 @jit
-def _fp8_kernel(
+def _int8_kernel(
     x: tl.tensor,
     pairs: tl.tensor,
     scale: tl.tensor,
@@ -166,15 +164,15 @@ def _fp8_kernel(
     tl.store(target, total.to(out.dtype.element_ty), mask=inside & (column < N)[:, None])
 
 
-def fp8_linear_triton(x: torch.Tensor, weight: Fp8Weight, tiling: Tiling | None = None) -> torch.Tensor:
-    """:func:`fp8_linear` in one kernel. ``x``'s tokens may be strided."""
+def int8_linear_triton(x: torch.Tensor, weight: Int8Weight, tiling: Tiling | None = None) -> torch.Tensor:
+    """:func:`int8_linear` in one kernel. ``x``'s tokens may be strided."""
     tokens = x.shape[0]
     blocks, outputs, words = weight.pairs.shape
     tiling = tiling or choose_tiling(tokens)
     out = torch.empty((tokens, outputs), dtype=x.dtype, device=x.device)
     width = max(_LEAST_TOKENS, min(tiling.tokens, power_of_two(tokens)))
     overlaps = overlap()
-    _fp8_kernel[(-(-tokens // width), -(-outputs // tiling.rows))](
+    _int8_kernel[(-(-tokens // width), -(-outputs // tiling.rows))](
         x, weight.pairs, weight.scale, out, tokens, x.stride(0),
         N=outputs, K=blocks * BLOCK, WORDS=words, TOKENS=width, ROWS=tiling.rows,
         ASM=not interpreted(), OVERLAP=overlaps,
