@@ -17,7 +17,7 @@ from denizen.bench.errors import BenchError
 if TYPE_CHECKING:
     from pathlib import Path
 
-INT8, BF16, FP32 = 1, 2, 4
+BF16, FP32 = 2, 4
 _COPY_BYTES = {"cuda": 4 << 30, "cpu": 256 << 20}
 _ROUNDS = 10
 
@@ -34,13 +34,10 @@ class Traffic:
         return (self.weights + self.state + self.kv) / bytes_per_s
 
 
-def traffic(
-    checkpoint: Path, rows: int, context: float, *, recurrent_bytes: int = FP32, head_bytes: int = BF16
-) -> Traffic:
+def traffic(checkpoint: Path, rows: int, context: float, *, recurrent_bytes: int = FP32) -> Traffic:
     """Of a Qwen3.5 checkpoint in bf16 with `rows` requests of `context` tokens each, on average.
 
     Every weight is read once (a tied embedding as the head), the state of each row read and written, its KV read.
-    `recurrent_bytes`, `head_bytes`: of a number of the state and of a weight of the head.
     """
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     text = config.get("text_config", config)
@@ -52,7 +49,6 @@ def traffic(
     state = 2 * linear * (heads * key * value * recurrent_bytes + conv)
     kv = 2 * full * text["num_key_value_heads"] * text["head_dim"] * BF16
     weights = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
-    weights -= text["vocab_size"] * text["hidden_size"] * (BF16 - head_bytes)
     return Traffic(weights, rows * state, round(rows * context * kv))
 
 

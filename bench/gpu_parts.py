@@ -13,7 +13,7 @@ from denizen.bench import checkpoint, environment, phases, state_quality
 from denizen.bench.client import TextTarget
 from denizen.bench.crew import Limits
 from denizen.bench.errors import BenchError
-from denizen.bench.floor import BF16, FP32, INT8, copy_rate, mean_context, traffic
+from denizen.bench.floor import BF16, FP32, copy_rate, mean_context, traffic
 from denizen.bench.gpu_run import MODEL, GpuRun
 from denizen.bench.levels import collect, run_levels
 from denizen.bench.load import ClosedLoop
@@ -23,21 +23,16 @@ from denizen.bench.text import TextLoad
 from denizen.bench.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from denizen.bench.server import Server
 
 
-PARTS = ("floor", "loops", "wave", "bf16-state", "abba", "context", "state-quality", "int8-head")
-#: The others would take longer than the budget.
-DEFAULT_PARTS = PARTS[:-1]
+PARTS = ("floor", "loops", "wave", "bf16-state", "abba", "context", "state-quality")
 #: Requests a user and pass: enough that start and end of a pass weigh little, few enough for some 20 s.
 REQUESTS_A_USER = {1: 10, 16: 20, 128: 20, 256: 10}
 _BF16_USERS = (16, 128)
-_ABBA_USERS = (16, 128)
-#: Requests a user of a turn: more where the sides are closer.
-_PLANNED_REQUESTS, _HEAD_REQUESTS = 4, 8
+_ABBA_USERS, _ABBA_REQUESTS = (16, 128), 4
 CONTEXTS = (512, 16_000)
 #: They start together and decode for long: most steps then have no prefill beside them, which costs the host too.
 _CONTEXT_USERS, _CONTEXT_OUTPUT = 8, 1024
@@ -90,17 +85,13 @@ class Bench(GpuRun[Load, LoadSummary]):
         options, rate = self.options, copy_rate(self.first_device)
         context = mean_context(options.prompt_tokens, options.output_len)
         rows: dict[str, dict[int, Any]] = {}
-        for kind, state, head in (
-            ("rows", FP32, BF16),
-            ("rows_bf16_state", BF16, BF16),
-            ("rows_int8_head", FP32, INT8),
-        ):
-            rows[kind] = {}
+        for state, size in (("rows", FP32), ("rows_bf16_state", BF16)):
+            rows[state] = {}
             for users in options.concurrency:
-                moved = traffic(self.folder, users, context, recurrent_bytes=state, head_bytes=head)
+                moved = traffic(self.folder, users, context, recurrent_bytes=size)
                 seconds = moved.seconds(rate)
                 found = {**dataclasses.asdict(moved), "us": 1e6 * seconds, "tokens_per_s": users / seconds}
-                rows[kind][users] = found
+                rows[state][users] = found
         self.report.figures["floor"] = {"copy_bytes_per_s": rate, "context": context, **rows}
 
     def loops(self) -> None:
@@ -124,33 +115,20 @@ class Bench(GpuRun[Load, LoadSummary]):
             }
 
     def abba(self) -> None:
-        """Resident and planned on the host, with phase timers."""
-        sides = {"resident": [], "host-planned": ["--no-resident"]}
-        serve = partial(self._timed, key="abba")
-        self.report.figures["resident_over_host_planned"] = self._in_turns(sides, _PLANNED_REQUESTS, serve)
-
-    def int8_head(self) -> None:
-        """The LM head in int8 and in the model's type."""
-        sides = {"int8 head": ["--head-dtype", "int8"], "bf16 head": []}
-        self.report.figures["int8_over_bf16_head"] = self._in_turns(sides, _HEAD_REQUESTS, self.serve)
-
-    def _in_turns(
-        self, sides: dict[str, list[str]], requests: int, serve: Callable[[list[Load], list[str]], None]
-    ) -> dict[str, float]:
-        """Loops with either side's arguments: A, B, B, A, a fresh server each. Rate of A over B, by users."""
-        a, b = sides
-        for number, side in enumerate((a, b, b, a), 1):
+        order = ("resident", "host-planned", "host-planned", "resident")
+        for number, side in enumerate(order):
             loads = [
-                dataclasses.replace(self._loop(users, requests), name=f"{side} {users}, turn {number}")
+                dataclasses.replace(self._loop(users, _ABBA_REQUESTS), name=f"{side} {users}, turn {number + 1}")
                 for users in _ABBA_USERS
             ]
-            self.attempt(f"{side}, turn {number}", partial(serve, loads, sides[side]))
+            extra = [] if side == "resident" else ["--no-resident"]
+            self.attempt(f"{side}, turn {number + 1}", partial(self._timed, loads, extra, "abba"))
         ratios: dict[str, float] = {}
         for users in _ABBA_USERS:
-            above, below = (self._rates(f"{side} {users}") for side in sides)
+            above, below = (self._rates(f"{side} {users}") for side in ("resident", "host-planned"))
             if above and below:
                 ratios[str(users)] = statistics.fmean(above) / statistics.fmean(below)
-        return ratios
+        self.report.figures["resident_over_host_planned"] = ratios
 
     def bf16_state(self) -> None:
         """The loops with the recurrent state in bf16."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from denizen.bench import checkpoint, environment
-from denizen.bench.gpu_parts import CONTEXTS, DEFAULT_PARTS, PARTS, REQUESTS_A_USER, Bench
+from denizen.bench.gpu_parts import CONTEXTS, PARTS, REQUESTS_A_USER, Bench
 from denizen.bench.options import finish, folder, lengths, positive_float, positive_int, shown
 from denizen.bench.schema import Report
 
@@ -31,12 +31,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "(copy rate and the memory floor of a step), loops (closed loops), wave (requests that start together, no "
         "admissions in between), bf16-state (loops with a bf16 recurrent state), abba (resident, host-planned, "
         "host-planned, resident; with phase timers), context (phase timers at short and long contexts), state-quality "
-        "(logits with fp32 and bf16 states and an int8 head against fp32 transformers), int8-head (loops with the head "
-        "in int8, bf16, bf16, int8).",
+        "(logits with fp32 and bf16 states against fp32 transformers).",
     )
-    parser.add_argument(
-        "--parts", nargs="+", choices=PARTS, default=list(DEFAULT_PARTS), help="default: all but int8-head"
-    )
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
     parser.add_argument(
         "--out", type=folder, required=True, metavar="DIR", help="for the result in every form, and server.log"
     )
@@ -94,7 +91,6 @@ def run(options: argparse.Namespace) -> int:
             "abba": bench.abba,
             "context": bench.context,
             "state-quality": bench.quality,
-            "int8-head": bench.int8_head,
         }.items():
             if name in parts:
                 bench.attempt(name, part)
@@ -106,8 +102,7 @@ def _beside_the_floor(report: Report, loads: dict[str, LoadResult[LoadSummary]])
     """Output tokens/s of each load over what the memory floor of a step allows its users."""
     floors: dict[str, dict[int, Any]] = report.figures.get("floor", {})
     for name, load in loads.items():
-        kinds = {"bf16 state": "rows_bf16_state", "int8 head": "rows_int8_head"}
-        kind = next((kind for begin, kind in kinds.items() if name.startswith(begin)), "rows")
-        if found := floors.get(kind, {}).get(load.load["concurrency"]):
+        state = "rows_bf16_state" if name.startswith("bf16 state") else "rows"
+        if found := floors.get(state, {}).get(load.load["concurrency"]):
             share = load.summary.output_tokens_per_s / found["tokens_per_s"]
             report.figures.setdefault("rate_over_floor", {})[name] = share

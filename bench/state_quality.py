@@ -1,9 +1,9 @@
-"""What a bf16 recurrent state or an int8 head costs in quality: long texts, teacher-forced, against `transformers`.
+"""What a bf16 recurrent state costs in quality: long texts, teacher-forced, against fp32 `transformers`.
 
 `python -m denizen.bench.state_quality CHECKPOINT DEVICE TEXTS TOKENS SEED` prints one JSON line; a process of its own,
-so that it keeps no memory. Each text is fed token by token through captured decode steps of a worker, with the state in
-fp32, in bf16, and in fp32 with an int8 head, all else being the worker's own on that device. What the first differs by
-from the reference is the price of bf16 arithmetic; what the others differ by more is the state's and the head's.
+so that it keeps no memory. Each text is fed token by token through captured decode steps of a worker, once with the
+state in fp32 and once in bf16, weights and activations being the worker's own on that device. What the first differs by
+from the reference is the price of bf16 arithmetic; what the second differs by more is the state's.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     import torch
 
-#: Types of the recurrent state and of the head.
-VARIANTS = {"float32": ("float32", "auto"), "bfloat16": ("bfloat16", "auto"), "float32, int8 head": ("float32", "int8")}
+STATES = ("float32", "bfloat16")
 #: Positions a text at which logits are compared, spread evenly, and parts of a text that are averaged by themselves.
 _POSITIONS, _PARTS = 256, 4
 #: Tokens of each text that are prefilled.
@@ -45,7 +44,7 @@ class Difference:
 
 
 def measure(checkpoint: Path, device: str, texts: int, tokens: int, seed: int) -> dict[str, Any]:
-    """Differences by variant. Raises BenchError."""
+    """Differences by the state's type. Raises BenchError."""
     module = "denizen.bench.state_quality"
     command = [sys.executable, "-m", module, str(checkpoint), device, str(texts), str(tokens), str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -75,10 +74,7 @@ def compare(checkpoint: str, device: str, texts: int, tokens: int, seed: int) ->
         ]
     deviation = float(wanted[0].std())
     del model
-    found = {
-        variant: asdict(_differences(checkpoint, device, *types, sequences, where, wanted))
-        for variant, types in VARIANTS.items()
-    }
+    found = {state: asdict(_differences(checkpoint, device, state, sequences, where, wanted)) for state in STATES}
     return {"texts": texts, "tokens": tokens, "logit_deviation": deviation, "states": found}
 
 
@@ -86,7 +82,6 @@ def _differences(
     checkpoint: str,
     device: str,
     state: str,
-    head: str,
     sequences: Sequence[Sequence[int]],
     where: Sequence[int],
     wanted: Sequence[torch.Tensor],
@@ -101,7 +96,7 @@ def _differences(
     target = torch.device(device)
     dtype = torch.float32 if target.type == "cpu" else torch.bfloat16
     opened = Checkpoint.open(checkpoint)
-    model = model_class(opened).load(opened, target, dtype, head_dtype=head)
+    model = model_class(opened).load(opened, target, dtype)
     kept = KeptLogits(model)
     rows, tokens = len(sequences), len(sequences[0])
     served = ServedModel.build(

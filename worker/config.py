@@ -49,13 +49,12 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """Everything that one worker process is told at its start. ``head_dtype``: see ``lm_head`` of the models."""
+    """Everything that one worker process is told at its start."""
 
     worker: int = 0
     device: str = "cpu"
     threads: int | None = None
     models: tuple[ModelConfig, ...] = ()
-    head_dtype: str = "auto"
     pools: PoolConfig = field(default_factory=PoolConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -81,11 +80,8 @@ class WorkerConfig:
             device=device,
             threads=_optional_integer(values, "threads"),
             models=_models(values),
-            head_dtype=_choice(values, "head_dtype", "auto", "int8"),
             pools=PoolConfig(
-                _integer(values, "page_size", 16),
-                _optional_integer(values, "kv_tokens"),
-                _choice(values, "state_dtype", "float32", "bfloat16"),
+                _integer(values, "page_size", 16), _optional_integer(values, "kv_tokens"), _state_dtype(values)
             ),
             scheduler=SchedulerConfig(
                 _optional_integer(values, "max_rows"),
@@ -109,7 +105,6 @@ _KEYS = {
     "page_size",
     "kv_tokens",
     "state_dtype",
-    "head_dtype",
     "max_rows",
     "max_context",
     "prefill_chunk",
@@ -138,10 +133,10 @@ def _optional_integer(values: dict[str, Any], key: str) -> int | None:
     return None if values.get(key) is None else _integer(values, key, 0)
 
 
-def _choice(values: dict[str, Any], key: str, default: str, other: str) -> str:
-    value: str = _get(values, key, str, default)
-    if value not in (default, other):
-        raise ConfigError(f"--config: '{key}' must be {default} or {other}, not '{value}'")
+def _state_dtype(values: dict[str, Any]) -> str:
+    value: str = _get(values, "state_dtype", str, "float32")
+    if value not in ("float32", "bfloat16"):
+        raise ConfigError(f"--config: 'state_dtype' must be float32 or bfloat16, not '{value}'")
     return value
 
 

@@ -39,8 +39,7 @@ def load_models(config: WorkerConfig, channel: Channel) -> list[ServedModel]:
         checkpoint = Checkpoint.open(entry.path)
         fingerprint = checkpoint.fingerprint()
         progress = LoadProgress(entry.name, channel)
-        model = model_class(checkpoint).load(checkpoint, device, dtype, progress, config.head_dtype)
-        loaded.append((entry.name, model, fingerprint))
+        loaded.append((entry.name, model_class(checkpoint).load(checkpoint, device, dtype, progress), fingerprint))
     if device.type == "cuda":
         channel.arena.set_phase(PHASE_CAPTURE)
     # All weights are there before the pools share what is left.

@@ -152,9 +152,6 @@ pub struct ServeArgs {
     /// Type of recurrent states that a model would keep in float32; bfloat16 moves half the bytes
     #[arg(long, value_name = "TYPE", value_parser = ["float32", "bfloat16"], help_heading = "Workers")]
     pub state_dtype: Option<String>,
-    /// Type of the LM head's weights: the model's (auto), or int8, of which a GPU reads half the bytes [default: auto]
-    #[arg(long, value_name = "TYPE", value_parser = ["auto", "int8"], help_heading = "Workers")]
-    pub head_dtype: Option<String>,
     /// Most prompt tokens in one prefill step [default: 512 on cpu, 1024 on cuda]
     #[arg(long, value_name = "TOKENS", value_parser = positive(), help_heading = "Workers")]
     pub prefill_chunk: Option<u32>,

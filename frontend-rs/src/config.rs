@@ -195,7 +195,6 @@ pub fn workers(
         page_size: args.page_size,
         kv_tokens: args.kv_tokens.map(u64::from),
         state_dtype: args.state_dtype.clone(),
-        head_dtype: args.head_dtype.clone(),
         max_rows: args.max_rows,
         max_context: args.max_context,
         prefill_chunk: args.prefill_chunk,

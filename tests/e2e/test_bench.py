@@ -80,30 +80,10 @@ def test_gpu_text_measures_every_part(hybrid_model: Path, tmp_path: Path, capsys
     assert result["figures"]["floor"]["rows"]["4"]["tokens_per_s"] > 0
     states = result["figures"]["state_quality"]["states"]
     assert states["float32"]["logit_max"] < 1e-3 < states["bfloat16"]["logit_max"] < 0.5
-    assert 1e-2 < states["float32, int8 head"]["logit_max"] < 0.5
     assert len(result["data"]["weights_sha256"]) == 64
     printed = capsys.readouterr().out
     assert "loop 4" in printed
     assert "bfloat16" in printed
-
-
-def test_gpu_text_compares_an_int8_head(hybrid_model: Path, tmp_path: Path) -> None:
-    stub = ["--device", "cpu", "--server-arg=--worker-module=denizen.worker.stub", "--processes", "2"]
-    sizes = ["--concurrency", "16", "128", "--scale", "0.1", "--output-len", "4:8", "--prompt-tokens", "8"]
-    flags = ["--checkpoint", str(hybrid_model), "--out", str(tmp_path), "--max-client-lag", "60000"]
-    assert main(["gpu-text", *flags, *stub, *sizes, "--parts", "floor", "int8-head"]) == 0
-    result = json.loads((tmp_path / RESULT).read_text(encoding="utf-8"))
-    sides = ["int8 head", "bf16 head", "bf16 head", "int8 head"]
-    assert [load["load"]["name"] for load in result["results"]] == [
-        f"{side} {users}, turn {turn}" for turn, side in enumerate(sides, 1) for users in (16, 128)
-    ]
-    figures = result["figures"]
-    assert set(figures["int8_over_bf16_head"]) == {"16", "128"}
-    whole, halved = (figures["floor"][kind]["16"]["weights"] for kind in ("rows", "rows_int8_head"))
-    config = json.loads((hybrid_model / "config.json").read_text(encoding="utf-8"))
-    assert whole - halved == config["vocab_size"] * config["hidden_size"]
-    commands = [line for line in (tmp_path / "server.log").read_text().splitlines() if line.startswith("== server")]
-    assert ["--head-dtype int8" in line for line in commands] == [True, False, False, True]
 
 
 def test_gpu_text_compares_host_time_at_two_contexts(hybrid_model: Path, tmp_path: Path) -> None:

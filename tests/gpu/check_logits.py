@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 
 import torch
-from denizen.kernels.int8_linear import Int8Weight
 from denizen.worker.config import EngineConfig, PoolConfig, SchedulerConfig
 from denizen.worker.models.checkpoint import Checkpoint
 from denizen.worker.models.registry import model_class
 from denizen.worker.resident.planner import PlanMode
 from denizen.worker.served import ServedModel
 from denizen.worker.teacher import KeptLogits, forced_steps, teacher_forced
-from gpu_models import serve
 from gpu_support import CUDA
 from worker_support import (
     BOUND,
@@ -72,24 +69,6 @@ def test_every_position_through_the_scheduler() -> None:
             found.add(got, reference(model, ids))
         found.check(kind)
         assert_empty(served)
-
-
-def test_a_head_in_int8() -> None:
-    """Against transformers with the head's weights rounded."""
-    folder, model = checkpoint("qwen3_5")
-    rounded = copy.deepcopy(model)
-    rounded.lm_head.weight = torch.nn.Parameter(Int8Weight.quantize(model.lm_head.weight.detach()).dequantize())
-    served = serve(folder, rows=8, chunk=256, buckets=[8], head_dtype="int8")
-    sequences = texts(6, 20, 300)
-    found, off = Difference(), Difference()
-    for ids, got in zip(
-        sequences, teacher_forced(served, sequences, [len(ids) // 2 for ids in sequences]), strict=True
-    ):
-        found.add(got, reference(rounded, ids))
-        off.add(got, reference(model, ids))
-    found.check("qwen3_5, int8 head")
-    assert off.squares > 1.2 * found.squares, "the head's rounding does not show"
-    assert_empty(served)
 
 
 def test_every_bucket_graph_and_eager_resident_and_host_planned() -> None:

@@ -92,11 +92,10 @@ def serve(
     mode: PlanMode = PlanMode.HOST_PLAN_FREE,
     context: int | None = 4096,
     state_dtype: str = "float32",
-    head_dtype: str = "auto",
     buckets: list[int] | None = None,
 ) -> ServedModel:
     checkpoint = Checkpoint.open(folder)
-    model = model_class(checkpoint).load(checkpoint, CUDA, torch.bfloat16, head_dtype=head_dtype)
+    model = model_class(checkpoint).load(checkpoint, CUDA, torch.bfloat16)
     return ServedModel.build(
         "model",
         model,

@@ -59,13 +59,13 @@ class RandomWeights:
         pass
 
 
-def real_model(buckets: Sequence[int], state_dtype: str = "float32", head_dtype: str = "auto") -> ServedModel:
+def real_model(buckets: Sequence[int], state_dtype: str = "float32") -> ServedModel:
     """Its decode steps of each of ``buckets`` rows are built, not captured: :class:`LiveStep` captures its own."""
     torch.manual_seed(0)
     source: Any = SimpleNamespace(path=Path(), config=json.loads(REAL_SHAPE.read_text()))
     config = Qwen35Config.read(source)
     weights: Any = RandomWeights()
-    model = Qwen35Model(config, load_weights(config, weights, "model.", head_dtype))
+    model = Qwen35Model(config, load_weights(config, weights, "model."))
     rows = max(buckets)
     with patch.object(GraphRunner, "capture"):
         return ServedModel.build(

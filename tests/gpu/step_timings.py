@@ -1,8 +1,8 @@
 """GPU time of a whole decode step, and of its kernels: as served, and with one thing taken away at a time.
 
-``python3 tests/gpu/step_timings.py [--rows 16,128] [--state-dtype bfloat16] [--head-dtype int8] [--profile]``. Random
-weights of Qwen3.5-0.8B's shape are made on the GPU; a step is captured once a variant, and the variants are replayed in
-turns. Another launch shape is tried by one more entry of ``VARIANTS``.
+``python3 tests/gpu/step_timings.py [--rows 16,128] [--state-dtype bfloat16] [--profile]``. Random weights of
+Qwen3.5-0.8B's shape are made on the GPU; a step is captured once a variant, and the variants are replayed in turns.
+Another launch shape is tried by one more entry of ``VARIANTS``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(_HERE.parents[1] / "python"), str(_HERE), str(_HERE.parent / "kernels")]
 
 import torch  # noqa: E402
-from denizen.kernels import attention_inputs, gate, gated_delta_decode, int8_linear, narrow_linear, norm  # noqa: E402
+from denizen.kernels import attention_inputs, gate, gated_delta_decode, narrow_linear, norm  # noqa: E402
 from denizen.worker.models import linear  # noqa: E402
 from step_model import LiveStep, interleaved, real_model  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
-_OVERLAPPING = (attention_inputs, int8_linear, gate, gated_delta_decode, narrow_linear, norm)
+_OVERLAPPING = (attention_inputs, gate, gated_delta_decode, narrow_linear, norm)
 _FULL_DEPENDENCIES = [(module, "overlap", lambda: False) for module in _OVERLAPPING]
 _GENERAL_PRODUCTS = [(linear, "choose_tiling", lambda *_: None)]
 #: What is replaced in which module while a step is captured.
@@ -62,27 +62,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="16,128")
     parser.add_argument("--state-dtype", default="float32")
-    parser.add_argument("--head-dtype", default="auto", help="int8: beside a step with the head in bf16")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     began = time.perf_counter()
     buckets = [int(rows) for rows in options.rows.split(",")]
-    served = real_model(buckets, options.state_dtype, options.head_dtype)
-    variants = VARIANTS
-    if options.head_dtype != "auto":
-        weights: Any = served.model._weights  # type: ignore[attr-defined]
-        variants = {"bf16 head": [(weights, "head", linear.Linear(weights.embedding))], **VARIANTS}
-    print(
-        f"built in {time.perf_counter() - began:.1f} s, {options.state_dtype} state, {options.head_dtype} head",
-        flush=True,
-    )
+    served = real_model(buckets, options.state_dtype)
+    print(f"built in {time.perf_counter() - began:.1f} s, {options.state_dtype} state", flush=True)
     for rows in buckets:
         step = LiveStep(served, rows)
         for _ in range(4):
             step.run()
         graphs, apart = {}, {}
         want = None
-        for name, replaced in variants.items():
+        for name, replaced in VARIANTS.items():
             with ExitStack() as stack:
                 for module, attribute, value in replaced:
                     stack.enter_context(patch.object(module, attribute, value))
@@ -93,7 +85,7 @@ def main() -> None:
         for name, value in interleaved(graphs, step.reset).items():
             print(f"{rows:4d} rows  {value:8.1f} µs  {name}, {apart[name]:.1e} apart from the first", flush=True)
         if options.profile:
-            for name in (next(iter(variants)), list(variants)[-1]):
+            for name in (next(iter(VARIANTS)), list(VARIANTS)[-1]):
                 print(f"  -- {rows} rows, {name}")
                 profiled(step, graphs[name])
 

@@ -14,7 +14,6 @@ from denizen.kernels.gate import sigmoid_gate, silu_mul
 from denizen.kernels.gated_delta import gated_delta_prefill
 from denizen.kernels.gated_delta_decode import gated_delta_decode_triton
 from denizen.kernels.gated_delta_gates import gated_delta_gates
-from denizen.kernels.int8_linear import Int8Weight, int8_linear
 from denizen.kernels.narrow_linear import Tiling, Use, choose_tiling, narrow_linear, narrow_silu_mul
 from denizen.kernels.norm import add_rms_norm
 from denizen.kernels.page_gather import page_gather
@@ -165,15 +164,6 @@ def products(rows: int) -> Iterator[tuple[str, float]]:
         yield f"norm and {name}, own, floor {outputs * inputs * 2 / 4.24e6:.1f}", microseconds(own, _LAYERS)
 
 
-def head(rows: int) -> Iterator[tuple[str, float]]:
-    """The LM head; ``head_timings.py`` has launch shapes to choose from."""
-    weights = [_half(248320, 1024) * 1024**-0.5 for _ in range(2)]
-    x = _half(rows, 1024)
-    yield "LM head, bf16", microseconds(lambda i: linear(x, weights[i]), 2)
-    packed = [Int8Weight.quantize(weight) for weight in weights]
-    yield "LM head, int8", microseconds(lambda i: int8_linear(x, packed[i]), 2)
-
-
 def delta_prefill(rows: int, tokens: int) -> Iterator[tuple[str, float]]:
     """The gated delta net of one layer over ``rows`` prompts that fill a bucket of ``tokens``."""
     mixed = _half(tokens, 8224)
@@ -212,7 +202,7 @@ def delta_prefill(rows: int, tokens: int) -> Iterator[tuple[str, float]]:
 def all_timings() -> Iterator[tuple[str, float]]:
     """Every timing as ``(what, µs)``."""
     for rows in (16, 128):
-        for part in (decode, products, head, delta_decode):
+        for part in (decode, products, delta_decode):
             for name, value in part(rows):
                 yield f"{rows:4} rows  {name}", value
             torch.cuda.empty_cache()

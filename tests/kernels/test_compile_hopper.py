@@ -23,7 +23,6 @@ from denizen.kernels import (
     gate,
     gated_delta_chunk,
     gated_delta_decode,
-    int8_linear,
     layer_norm,
     mailbox,
     narrow_linear,
@@ -38,7 +37,6 @@ from denizen.kernels import (
 _POINTERS = {
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
-    torch.int16: "*i16",
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.bool: "*i1",
@@ -158,14 +156,6 @@ def test_products(compiled: dict[str, str], tokens: int) -> None:
         run = narrow_linear.narrow_silu_mul_triton if use is gated else narrow_linear.narrow_linear_triton
         run(_half(tokens, inputs), _half(outputs, inputs), tiling)
     norm.add_rms_norm_triton(_half(tokens, 1024), torch.zeros(8, tokens, 1024), torch.zeros(1024), 1e-6)
-
-
-@pytest.mark.parametrize("tokens", [1, 32, 64, 128, 256, 1024])
-def test_int8_head(compiled: dict[str, str], tokens: int) -> None:
-    """Of Qwen3.5-0.8B, and of a model with fewer inputs."""
-    for outputs, inputs in ((248320, 1024), (49152, 576)):
-        weight = int8_linear.Int8Weight(torch.zeros(inputs // 64, outputs, 32, dtype=torch.int16), torch.zeros(outputs))
-        int8_linear.int8_linear_triton(_half(tokens, inputs), weight)
 
 
 @pytest.mark.parametrize("width", [512, 1280])

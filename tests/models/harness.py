@@ -17,9 +17,9 @@ CPU = torch.device("cpu")
 SINK = 0
 
 
-def load(path, head_dtype: str = "auto") -> Model:
+def load(path) -> Model:
     checkpoint = Checkpoint.open(path)
-    return model_class(checkpoint).load(checkpoint, CPU, torch.float32, head_dtype=head_dtype)
+    return model_class(checkpoint).load(checkpoint, CPU, torch.float32)
 
 
 @dataclass

@@ -75,7 +75,10 @@ def judge(
         tight = filter_threshold(adjusted, temperature, top_k, 1 - (1 - top_p) / _TAIL, min_p)
         noise = log_exponential(seed, first + torch.arange(count), torch.arange(vocab, dtype=torch.int32))
         scores = adjusted / temperature[:, None] - noise
-        certain = (adjusted >= tight[:, None] + 2 * off) | (adjusted == adjusted.max(dim=1, keepdim=True).values)
+        # The greatest is kept whatever else is, unless rounding may put another before it.
+        first_two = adjusted.topk(2, dim=1).values
+        alone = first_two[:, :1] - first_two[:, 1:] > 2 * off
+        certain = (adjusted >= tight[:, None] + 2 * off) | (alone & (adjusted == first_two[:, :1]))
         best = scores.masked_fill(~certain, -torch.inf).max(dim=1).values
         behind = (best - scores.gather(1, chosen[:, None])[:, 0]) * temperature / off
         cut = (wide - own) / off

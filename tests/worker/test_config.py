@@ -16,8 +16,6 @@ FULL = {
     "models": [{"name": "a", "path": "/a"}, {"name": "b", "path": "/b"}],
     "page_size": 32,
     "kv_tokens": 4096,
-    "state_dtype": "bfloat16",
-    "head_dtype": "int8",
     "max_rows": 7,
     "max_context": 512,
     "prefill_chunk": 128,
@@ -30,8 +28,7 @@ def test_every_key_arrives():
     config = WorkerConfig.from_json(json.dumps(FULL))
     assert (config.worker, config.device, config.threads) == (2, "cpu", 2)
     assert config.models == (ModelConfig("a", "/a"), ModelConfig("b", "/b"))
-    assert (config.pools.page_size, config.pools.kv_tokens, config.pools.state_dtype) == (32, 4096, "bfloat16")
-    assert config.head_dtype == "int8"
+    assert (config.pools.page_size, config.pools.kv_tokens) == (32, 4096)
     limits = config.scheduler
     assert (limits.max_rows, limits.max_context, limits.prefill_chunk) == (7, 512, 128)
     assert (config.engine.overlap, config.engine.resident) == (False, False)
@@ -53,8 +50,6 @@ def test_null_equals_missing_and_rows_depend_on_the_device():
         ('{"max_rows": 0}', "'max_rows' must be at least 1"),
         ('{"max_rows": true}', "'max_rows' must be of type int"),
         ('{"overlap": 1}', "'overlap' must be of type bool"),
-        ('{"state_dtype": "int8"}', "'state_dtype' must be float32 or bfloat16, not 'int8'"),
-        ('{"head_dtype": "int4"}', "'head_dtype' must be auto or int8, not 'int4'"),
         ('{"kv_tokens": -5}', "'kv_tokens' must be at least 1"),
         ('{"device": "gpu"}', "device 'gpu' is unknown"),
         ('{"models": [{"name": "a"}]}', "'models'"),

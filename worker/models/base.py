@@ -135,17 +135,9 @@ class Model(Protocol):
 
     @classmethod
     def load(
-        cls,
-        checkpoint: Checkpoint,
-        device: torch.device,
-        dtype: torch.dtype,
-        progress: Progress | None = None,
-        head_dtype: str = "auto",
+        cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, progress: Progress | None = None
     ) -> Model:
-        """Builds the model and reads its weights; ``progress(done_bytes, total_bytes)`` is called as they arrive.
-
-        ``head_dtype``: see :func:`denizen.worker.models.linear.lm_head`.
-        """
+        """Builds the model and reads its weights; ``progress(done_bytes, total_bytes)`` is called as they arrive."""
         ...
 
     def forward(self, batch: Batch) -> torch.Tensor:

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from denizen.kernels.gate import silu_mul
-from denizen.kernels.int8_linear import BLOCK, Int8Weight, int8_linear
 from denizen.kernels.narrow_linear import Tiling, Use, choose_tiling, narrow_linear, narrow_silu_mul
 from denizen.kernels.overlap import overlap
-from denizen.worker.errors import ConfigError
 from torch.nn.functional import gelu, linear
 
 #: Tokens from which the general product applies GELU itself; below, the product is bound by its weight.
 _GELU_TOKENS = 1024
-
-
-#: ``[N, hidden]`` → logits ``[N, vocab]`` in the model's type.
-Head = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Linear:
@@ -76,24 +68,3 @@ class Linear:
 
     def _tiling(self, x: torch.Tensor, use: Use) -> Tiling | None:
         return choose_tiling(use, len(x), self.out_features, self.in_features) if self._narrow else None
-
-
-def lm_head(weight: torch.Tensor, dtype: str) -> Head:
-    """The last product, whose weight is ``[vocab, hidden]`` of the model's type; a tied embedding is left as it is.
-
-    ``dtype`` "auto" keeps the type; "int8" rounds the weight to 8 bits with one scale a row, which the GPU then reads.
-    A CPU computes with the rounded weight in the model's type: no faster, but the same logits.
-
-    Raises :class:`ConfigError` for a model whose hidden size the kernel does not take.
-    """
-    if dtype == "auto":
-        return Linear(weight)
-    if weight.shape[1] % BLOCK:
-        raise ConfigError(
-            f"an LM head in int8 needs a hidden size that is a multiple of {BLOCK}, not {weight.shape[1]}; "
-            "serve this model with --head-dtype auto"
-        )
-    rounded = Int8Weight.quantize(weight)
-    if not weight.is_cuda:
-        return Linear(rounded.dequantize().to(weight.dtype))
-    return lambda hidden: int8_linear(hidden, rounded)

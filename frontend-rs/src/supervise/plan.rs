@@ -50,7 +50,6 @@ pub struct WorkerLimits {
     pub page_size: Option<u32>,
     pub kv_tokens: Option<u64>,
     pub state_dtype: Option<String>,
-    pub head_dtype: Option<String>,
     pub max_rows: Option<u32>,
     pub max_context: Option<u32>,
     pub prefill_chunk: Option<u32>,
@@ -136,7 +135,6 @@ mod tests {
                 page_size: Some(16),
                 kv_tokens: None,
                 state_dtype: None,
-                head_dtype: Some("int8".into()),
                 max_rows: None,
                 max_context: Some(4096),
                 prefill_chunk: None,
@@ -149,8 +147,8 @@ mod tests {
             json,
             serde_json::json!({
                 "worker": 1, "device": "cuda:3", "threads": null, "models": [{"name": "m", "path": "/p"}],
-                "page_size": 16, "kv_tokens": null, "state_dtype": null, "head_dtype": "int8", "max_rows": null,
-                "max_context": 4096, "prefill_chunk": null, "overlap": true, "resident": false,
+                "page_size": 16, "kv_tokens": null, "state_dtype": null, "max_rows": null, "max_context": 4096,
+                "prefill_chunk": null, "overlap": true, "resident": false,
             })
         );
     }

@@ -147,7 +147,7 @@ async fn text_becomes_tokens_and_text_again() {
     server
         .post("/tokenize", &json!({"model": "smol"}))
         .await
-        .error(400, Some("messages"));
+        .error(400, Some("prompt"));
     server
         .post("/tokenize", &json!({"model": "smol", "prompt": 1}))
         .await

@@ -41,18 +41,13 @@ class LlamaModel:
 
     @classmethod
     def load(
-        cls,
-        checkpoint: Checkpoint,
-        device: torch.device,
-        dtype: torch.dtype,
-        progress: Progress | None = None,
-        head_dtype: str = "auto",
+        cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, progress: Progress | None = None
     ) -> LlamaModel:
         """Raises :class:`CheckpointError`."""
         architecture = checkpoint.config["architectures"][0]
         config = LlamaConfig.read(checkpoint, architecture)
         loader = WeightLoader(checkpoint, device, dtype, progress, ignore=("model.rotary_emb.",))
-        return cls(config, load_weights(config, loader, head_dtype))
+        return cls(config, load_weights(config, loader))
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from denizen.worker.models.linear import Head, Linear, lm_head
+from denizen.worker.models.linear import Linear
 
 if TYPE_CHECKING:
     from denizen.worker.models.llama.config import LlamaConfig
@@ -32,10 +32,10 @@ class Weights:
     embedding: torch.Tensor  #: ``[vocab, hidden]``
     layers: list[Layer]
     norm: torch.Tensor
-    head: Head
+    head: Linear
 
 
-def load_weights(config: LlamaConfig, loader: WeightLoader, head_dtype: str) -> Weights:
+def load_weights(config: LlamaConfig, loader: WeightLoader) -> Weights:
     """Reads everything. Raises :class:`CheckpointError` for a tensor that is missing or of another shape."""
     shape = (config.vocab_size, config.hidden_size)
     embedding = loader.tensor("model.embed_tokens.weight", shape)
@@ -43,9 +43,9 @@ def load_weights(config: LlamaConfig, loader: WeightLoader, head_dtype: str) -> 
     norm = loader.tensor("model.norm.weight", (config.hidden_size,), torch.float32)
     if config.tied:
         loader.skip(["lm_head.weight"])
-        head = lm_head(embedding, head_dtype)
+        head = Linear(embedding)
     else:
-        head = lm_head(loader.tensor("lm_head.weight", shape), head_dtype)
+        head = Linear(loader.tensor("lm_head.weight", shape))
     loader.finish()
     return Weights(embedding, layers, norm, head)
 

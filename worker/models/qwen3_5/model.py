@@ -52,19 +52,13 @@ class Qwen35Model:
 
     @classmethod
     def load(
-        cls,
-        checkpoint: Checkpoint,
-        device: torch.device,
-        dtype: torch.dtype,
-        progress: Progress | None = None,
-        head_dtype: str = "auto",
+        cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, progress: Progress | None = None
     ) -> Qwen35Model:
         """Raises :class:`CheckpointError`."""
         config = Qwen35Config.read(checkpoint)
         wrapped = any(name.startswith("model.language_model.") for name in checkpoint.entries)
         loader = WeightLoader(checkpoint, device, dtype, progress, ignore=IGNORED)
-        prefix = "model.language_model." if wrapped else "model."
-        return cls(config, load_weights(config, loader, prefix, head_dtype))
+        return cls(config, load_weights(config, loader, "model.language_model." if wrapped else "model."))
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:

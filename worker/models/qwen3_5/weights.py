@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from denizen.worker.models.linear import Head, Linear, lm_head
+from denizen.worker.models.linear import Linear
 
 if TYPE_CHECKING:
     from denizen.worker.models.loader import WeightLoader
@@ -54,10 +54,10 @@ class Weights:
     embedding: torch.Tensor  #: ``[vocab, hidden]``
     layers: list[Layer]
     norm: torch.Tensor
-    head: Head
+    head: Linear
 
 
-def load_weights(config: Qwen35Config, loader: WeightLoader, prefix: str, head_dtype: str) -> Weights:
+def load_weights(config: Qwen35Config, loader: WeightLoader, prefix: str) -> Weights:
     """Reads everything below ``prefix`` (``model.`` or ``model.language_model.``) and the head.
 
     Raises :class:`CheckpointError` for a tensor that is missing or of another shape.
@@ -71,9 +71,9 @@ def load_weights(config: Qwen35Config, loader: WeightLoader, prefix: str, head_d
     norm = _centred(loader, f"{prefix}norm.weight", hidden)
     if config.tied:
         loader.skip(["lm_head.weight"])
-        head = lm_head(embedding, head_dtype)
+        head = Linear(embedding)
     else:
-        head = lm_head(loader.tensor("lm_head.weight", (config.vocab_size, hidden)), head_dtype)
+        head = Linear(loader.tensor("lm_head.weight", (config.vocab_size, hidden)))
     loader.finish()
     return Weights(embedding, layers, norm, head)
 

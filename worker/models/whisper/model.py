@@ -59,17 +59,12 @@ class WhisperModel:
 
     @classmethod
     def load(
-        cls,
-        checkpoint: Checkpoint,
-        device: torch.device,
-        dtype: torch.dtype,
-        progress: Progress | None = None,
-        head_dtype: str = "auto",
+        cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, progress: Progress | None = None
     ) -> WhisperModel:
         """Raises :class:`CheckpointError`."""
         config = WhisperConfig.read(checkpoint)
         ids = Ids.read(checkpoint, config)
-        return cls(config, ids, load_weights(config, WeightLoader(checkpoint, device, dtype, progress), head_dtype))
+        return cls(config, ids, load_weights(config, WeightLoader(checkpoint, device, dtype, progress)))
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from denizen.worker.models.linear import Head, Linear, lm_head
+from denizen.worker.models.linear import Linear
 from denizen.worker.models.whisper.convolution import Convolution
 
 if TYPE_CHECKING:
@@ -53,10 +53,10 @@ class Weights:
     decoder_positions: torch.Tensor  #: ``[target positions, d_model]``
     decoder: list[DecoderLayer]
     decoder_norm: Norm
-    head: Head  #: the embedding
+    head: Linear  #: the embedding
 
 
-def load_weights(config: WhisperConfig, loader: WeightLoader, head_dtype: str) -> Weights:
+def load_weights(config: WhisperConfig, loader: WeightLoader) -> Weights:
     """Reads everything. Raises :class:`CheckpointError` for a tensor that is missing or of another shape."""
     width = config.d_model
     embedding = loader.tensor("model.decoder.embed_tokens.weight", (config.vocab_size, width))
@@ -82,7 +82,7 @@ def load_weights(config: WhisperConfig, loader: WeightLoader, head_dtype: str) -
             for index in range(config.decoder_layers)
         ],
         decoder_norm=_norm(loader, "model.decoder.layer_norm", width),
-        head=lm_head(embedding, head_dtype),
+        head=Linear(embedding),
     )
     loader.finish()
     return weights
