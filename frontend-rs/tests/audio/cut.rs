@@ -48,8 +48,11 @@ fn a_missing_moment_at_the_end_is_tolerated() {
     }
 }
 
-/// Files without a length, what they end inside when cut, and which of their bytes start a page or frame.
-const UNITS: [(&str, &str, fn(&[u8]) -> bool); 11] = [
+/// Whether a page or frame starts here.
+type IsStart = fn(&[u8]) -> bool;
+
+/// Files that promise no length once their end is gone, and what they then end inside.
+const UNITS: [(&str, &str, IsStart); 11] = [
     ("vorbis.ogg", "a page", page),
     ("vorbis-44k-stereo.ogg", "a page", page),
     ("silk.opus", "a page", page),
@@ -75,8 +78,10 @@ fn page(rest: &[u8]) -> bool {
     rest.starts_with(b"OggS")
 }
 
-fn starts(bytes: &[u8], unit: fn(&[u8]) -> bool) -> Vec<usize> {
-    let starts: Vec<usize> = (0..bytes.len()).filter(|&at| unit(&bytes[at..])).collect();
+fn starts(bytes: &[u8], is_start: IsStart) -> Vec<usize> {
+    let starts: Vec<usize> = (0..bytes.len())
+        .filter(|&at| is_start(&bytes[at..]))
+        .collect();
     assert!(starts.len() > 2 && starts[0] == 0, "{starts:?}");
     starts
 }
