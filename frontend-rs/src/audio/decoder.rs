@@ -142,6 +142,13 @@ impl<'a> Decoder<'a> {
                 found_s,
             });
         }
+        if let Some(inside) = self.demuxer.cut_inside() {
+            return Err(AudioError::CutInside {
+                container,
+                inside,
+                found_s: self.earlier_s + found_s,
+            });
+        }
         let mut duration_s = self.earlier_s;
         if let Some(resampler) = self.resampler.take() {
             duration_s += resampler.frames_in() as f64 / f64::from(resampler.rate());

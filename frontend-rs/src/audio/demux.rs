@@ -14,6 +14,7 @@ use symphonia::default::formats::{
     AdtsReader, FlacReader, IsoMp4Reader, MkvReader, MpaReader, OggReader,
 };
 
+use super::cut::cut_inside;
 use super::edits::{self, Patches};
 use super::error::AudioError;
 use super::sniff::Container;
@@ -107,6 +108,13 @@ impl<'a> Demuxer<'a> {
             }
             Err(e) => Next::Lost(e.to_string()),
         })
+    }
+
+    /// What a file that promises no length was cut off in the middle of.
+    pub fn cut_inside(&self) -> Option<&'static str> {
+        // A stream of an OGG file tells its own length at most, not whether another one follows.
+        let promised = self.container != Container::Ogg && self.track.promised_s.is_some();
+        (!promised).then(|| cut_inside(self.container, self.bytes))?
     }
 }
 

@@ -31,6 +31,14 @@ pub enum AudioError {
         promised_s: f64,
         found_s: f64,
     },
+    #[error("the {container} file is cut off: it ends inside {inside}, after {found_s:.2} s of audio; upload the complete \
+             file, or encode again what is there of it")]
+    CutInside {
+        container: &'static str,
+        /// "a page" or the like.
+        inside: &'static str,
+        found_s: f64,
+    },
     #[error("the {container} file is damaged: {what}; encode or upload it again")]
     Damaged {
         container: &'static str,

@@ -4,7 +4,7 @@
 //!
 //! `sniff` (which container) → `demux` (its packets; `wav` for WAV files, `edits` for what Symphonia leaves out) →
 //! `codec` (packets to samples; `opus` for Opus) → `trim` (priming and padding) → `resample` (to 16 kHz). `decoder` runs
-//! it all, a packet a step; `error` is everything that can be wrong with a file; `voice` is where somebody speaks. On the way back: `transcript` (OpenAI's
+//! it all, a packet a step; `cut` is whether a file ends too early; `error` is everything that can be wrong with a file; `voice` is where somebody speaks. On the way back: `transcript` (OpenAI's
 //! shapes) and `subtitles` (SRT, WebVTT). `language` knows the languages' codes and names.
 //!
 //! Decoding takes CPU time and blocks: run it on a thread for that.
@@ -12,6 +12,7 @@
 mod aac;
 mod budget;
 mod codec;
+mod cut;
 mod decoder;
 mod demux;
 mod edits;

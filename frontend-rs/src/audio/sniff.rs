@@ -86,15 +86,7 @@ fn known(body: &[u8]) -> Option<Container> {
     if body.get(4..8).is_some_and(|kind| kind == b"ftyp") {
         return Some(Container::Mp4);
     }
-    let adts = |at: usize| {
-        let header = body.get(at..at + 6)?;
-        // Sync word, layer 0, a sample rate that exists.
-        let valid = header[0] == 0xff && header[1] & 0xf6 == 0xf0 && (header[2] >> 2) & 15 < 13;
-        let length = usize::from(header[3] & 3) << 11
-            | usize::from(header[4]) << 3
-            | usize::from(header[5] >> 5);
-        (valid && length > 7).then_some(length)
-    };
+    let adts = |at: usize| adts_frame(body.get(at..)?);
     if let Some(length) = adts(0) {
         if adts(length).is_some() || body.len() <= length + 6 {
             return Some(Container::Adts);
@@ -119,8 +111,19 @@ fn skip_id3(bytes: &[u8]) -> usize {
     at
 }
 
+/// Bytes of the ADTS frame whose header starts `bytes`.
+pub fn adts_frame(bytes: &[u8]) -> Option<usize> {
+    let header = bytes.get(..6)?;
+    // Sync word, layer 0, a sample rate that exists.
+    let valid = header[0] == 0xff && header[1] & 0xf6 == 0xf0 && (header[2] >> 2) & 15 < 13;
+    let length = usize::from(header[3] & 3) << 11
+        | usize::from(header[4]) << 3
+        | usize::from(header[5] >> 5);
+    (valid && length > 7).then_some(length)
+}
+
 /// Bytes of the MPEG audio frame (layer 2 or 3) whose header starts `bytes`.
-fn mpeg_frame(bytes: &[u8]) -> Option<usize> {
+pub fn mpeg_frame(bytes: &[u8]) -> Option<usize> {
     const LAYER3_V1: [usize; 14] = [
         32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320,
     ];

@@ -66,3 +66,40 @@ pub fn compare(got: &[f32], original: &[f32], reach: i64) -> Likeness {
         snr: 10.0 * (reference / noise).log10(),
     }
 }
+
+/// OGG/Opus: so many pages of so many packets of 120 ms, without an end mark.
+pub fn silence_in_opus(pages: u32, packets: usize) -> Vec<u8> {
+    let mut file = Vec::new();
+    let mut page = |flags: u8, granule: u64, sequence: u32, packets: &[&[u8]]| {
+        let mut page = b"OggS\0".to_vec();
+        page.push(flags);
+        page.extend(granule.to_le_bytes());
+        page.extend(7u32.to_le_bytes());
+        page.extend(sequence.to_le_bytes());
+        page.extend([0; 4]);
+        page.push(packets.len() as u8);
+        page.extend(packets.iter().map(|packet| packet.len() as u8));
+        page.extend(packets.concat());
+        let sum = crc(&page).to_le_bytes();
+        page[22..26].copy_from_slice(&sum);
+        file.extend(page);
+    };
+    page(2, 0, 0, &[b"OpusHead\x01\x01\0\0\x80\xbb\0\0\0\0\0"]);
+    page(0, 0, 1, &[b"OpusTags\0\0\0\0\0\0\0\0"]);
+    // Six frames of 20 ms, wideband SILK, each empty: code 3, constant size.
+    let packet: &[u8] = &[0b0100_1011, 6];
+    for number in 0..pages {
+        let granule = u64::from(number + 1) * packets as u64 * 5760;
+        page(0, granule, number + 2, &vec![packet; packets]);
+    }
+    file
+}
+
+/// The checksum of OGG pages.
+pub fn crc(page: &[u8]) -> u32 {
+    page.iter().fold(0, |crc, &byte| {
+        (0..8).fold(crc ^ u32::from(byte) << 24, |crc, _| {
+            crc << 1 ^ if crc >> 31 == 1 { 0x04c1_1db7 } else { 0 }
+        })
+    })
+}

@@ -19,6 +19,11 @@ async fn broken_files_are_told_what_is_wrong_and_harm_nobody() {
             "cut off",
             "invalid_audio",
         ),
+        (
+            asset("audio/silk.opus")[..2_000].to_vec(),
+            "cut off",
+            "invalid_audio",
+        ),
         (asset("audio/ac3.mp4"), "not built in", "invalid_audio"),
         (
             asset("audio/silent-film.mp4"),
