@@ -81,6 +81,7 @@ def judge(
         certain = (adjusted >= tight[:, None] + 2 * off) | (alone & (adjusted == first_two[:, :1]))
         best = scores.masked_fill(~certain, -torch.inf).max(dim=1).values
         behind = (best - scores.gather(1, chosen[:, None])[:, 0]) * temperature / off
+        behind = behind.masked_fill(~certain.any(dim=1), 0.0)
         cut = (wide - own) / off
     expected = raw.log_softmax(-1)
     logprob = 0.0
