@@ -32,6 +32,8 @@ from tests.e2e.waiting import eventually
 from .fake import BYE, CANCEL, CHUNK, RESULT, WELCOME, FakeServer, Heard
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .conftest import Fakes
 
 DONE = {"result": {"choices": [{"index": 0, "text": "done", "finish_reason": "stop"}]}}
@@ -105,7 +107,15 @@ def test_late_pieces_of_a_cancelled_call_disturb_nobody(fakes: Fakes) -> None:
         assert [chunk.text for chunk in client.generate("y", stream=True)] == ["a"]
 
 
-def test_ctrl_c_cancels(fakes: Fakes) -> None:
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Python's own handler, which is not there in a process that was started in the background of a script."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_cancels(fakes: Fakes, interruptible: None) -> None:
     server = fakes.server()
     with fakes.client(server) as client:
         waiter = threading.Thread(target=lambda: (server.calls(), os.kill(os.getpid(), signal.SIGINT)))
